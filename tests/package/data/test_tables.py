@@ -310,11 +310,23 @@ def test_an_unreadable_source_ends_in_an_error(dataset: Callable[[], str], match
         read(dataset())
 
 
-def test_an_unknown_name_of_the_hub_ends_in_an_error() -> None:
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_an_unknown_name_of_the_hub_ends_in_an_error(is_folder: bool) -> None:
     """With a network the hub rejects it, without one its cache does."""
+    if is_folder:  # the name may be a mistyped path
+        Path("no-such-owner/no-such-data-sets").mkdir(parents=True)
     source = tables.find_source("no-such-owner/no-such-data-set")
-    with pytest.raises(UserError, match="no-such-data-set"):
+    with pytest.raises(UserError, match="no-such-data-set") as raised:
         tables.read(source, [BODY])
+    assert ("no-such-owner/no-such-data-sets?" in raised.value.problem) == is_folder
+
+
+def test_a_missing_path_that_is_no_name_of_the_hub_ends_in_an_error() -> None:
+    Path("words").mkdir()
+    with pytest.raises(UserError, match="no such file or folder; give a path"):
+        tables.find_source("~no-such-user/words")
+    with pytest.raises(UserError, match="no such file or folder; did you mean words"):
+        tables.find_source("wrods/")
 
 
 def test_columns_are_found_by_option_by_usual_name_or_as_the_only_one_left() -> None:

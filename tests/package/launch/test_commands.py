@@ -72,6 +72,24 @@ def test_an_unexpected_word_is_reported(capsys, words, said):
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "COMMAND"),
+        (["manifest"], "--volume"),
+        (["deploy", "a-job", "--count", "two"], "--count"),
+        (["submit", "--queue", ""], "--queue"),  # of an unset variable: it would send at once
+        (["submit", "--queue", "no such queue!"], "--queue"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_one_sentence(capsys, words, said):
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert end.value.code == 2
+    assert line.startswith("error: ") and said in line and line.endswith(" --help")
+
+
 def test_a_missing_package_is_reported_with_its_extra(monkeypatch, capsys):
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "boto3", None)
@@ -84,26 +102,23 @@ def test_a_missing_package_is_reported_with_its_extra(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("failure", "said"),
+    ("command", "failure", "said"),
     [
-        (refusal("ExpiredToken"), "aws configure"),
-        (refusal("InvalidClientTokenId"), "InvalidClientTokenId"),
-        (NoCredentialsError(), "aws configure"),
-        (ProfileNotFound(profile="x"), "AWS_PROFILE"),
+        ("submit", refusal("ExpiredToken"), "aws configure"),
+        ("attach", refusal("InvalidClientTokenId"), "InvalidClientTokenId"),
+        ("stop", NoCredentialsError(), "aws configure"),
+        ("fetch", ProfileNotFound(profile="x"), "AWS_PROFILE"),
+        ("why", refusal("ExpiredToken"), "aws configure"),
     ],
 )
 def test_an_error_of_aws_is_one_sentence_in_every_command(
-    aws, good, monkeypatch, capsys, failure, said
+    aws, good, monkeypatch, capsys, command, failure, said
 ):
     record(monkeypatch, GetCallerIdentity=failure, DescribeTrainingJob=failure)
     monkeypatch.setattr("smlightning.launch.job.load", lambda *_: good)
-    for command in (
-        ["submit"],
-        *([name, "x", "--region", REGION] for name in ("attach", "stop", "fetch", "why")),
-    ):
-        assert main(command) == 1
-        error = capsys.readouterr().err.splitlines()[-1]
-        assert error.startswith("error: ") and said in error and "; " in error
+    assert main([command] if command == "submit" else [command, "x", "--region", REGION]) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: ") and said in error and "; " in error
 
 
 @pytest.fixture
@@ -143,6 +158,12 @@ def test_commands_for_sent_jobs_work_with_a_broken_job_toml(
     assert str(tmp_path / "job.toml") in capsys.readouterr().err
 
 
+def test_a_sent_job_is_followed_without_a_project(aws, sent, monkeypatch, capsys):
+    monkeypatch.delenv("SMLIGHTNING_PROJECT")
+    assert main(["attach", sent.training_job_name, "--region", REGION]) == 0
+    assert "completed" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("step", ["price.cost", "follow.follow"])
 def test_ctrl_c_ends_submit_with_status_130(aws, good, monkeypatch, capsys, step):
     def interrupt(*_: object, **__: object) -> None:
@@ -155,7 +176,7 @@ def test_ctrl_c_ends_submit_with_status_130(aws, good, monkeypatch, capsys, step
     assert ("CreateTrainingJob" in asked) == ("sent " in capsys.readouterr().out)
 
 
-@pytest.mark.parametrize(("answer", "sends"), [("y", True), ("", False), ("no", False)])
+@pytest.mark.parametrize(("answer", "sends"), [("y", True), ("", False)])
 def test_submit_asks_before_it_sends(aws, good, monkeypatch, capsys, answer, sends):
     asked = record(monkeypatch)
     questions: list[str] = []
@@ -241,6 +262,8 @@ def test_submit_sends_its_dry_run_and_fetch_works(aws, good, tmp_path, monkeypat
     assert main(["submit", "--yes"]) == 0
     said, name = capsys.readouterr().out, "language-id-20260101-000000"
     assert asked["CreateTrainingJob"] == request.dry_run(good, PROJECT)
+    # `aws:kms` would choose AWS's own key in place of the bucket's (API_PutObject).
+    assert not {"ServerSideEncryption", "SSEKMSKeyId"} & asked["PutObject"].keys()
     assert "job     2 × ml.p4d.24xlarge, torch_distributed, torch 2.13.0 on Python 3.12" in said
     assert f"sent    {name}\n" in said and f"fetch {name}" in said
     assert sent_jobs.remembered(project.find()) == {name: REGION}

@@ -86,25 +86,11 @@ def test_an_empty_page_is_not_the_logs_end(aws, sent, monkeypatch):
 
 
 def test_curves_need_steps(tmp_path):
-    outcome = follow.Outcome("x", METRICS, lines=[job_log.Line(0, "algo-1", "lr=0.1")])
+    outcome = follow.Outcome("x", METRICS)
+    outcome.add([job_log.Line(0, "algo-1", "lr=0.1")])
     with pytest.raises(UserError) as raised:
         outcome.curves(tmp_path)
     assert "x " in raised.value.problem and not list(tmp_path.iterdir())
-
-
-def test_each_line_is_searched_for_metrics_once(monkeypatch):
-    """A job of days has a long log, of which each look brings a few lines."""
-    searched = []
-    metrics = job_log.metrics
-    monkeypatch.setattr(
-        job_log, "metrics", lambda line, of: searched.append(line) or metrics(line, of)
-    )
-    outcome = follow.Outcome("x", METRICS)
-    lines = [job_log.Line(n, "algo-1", f"step={n} lr=0.{n}") for n in range(6)]
-    for some in (lines[:2], lines[2:3], [], lines[3:]):
-        outcome.add(some)
-        assert outcome.latest == {} or outcome.latest["step"] == len(outcome.rows) - 1
-    assert searched == outcome.lines == lines and len(outcome.rows) == 6
 
 
 def test_a_failed_job_prints_its_reason_and_first_rank(aws, sent, capsys):
@@ -145,6 +131,38 @@ def test_a_failed_job_prints_its_reason_and_first_rank(aws, sent, capsys):
     assert text.rstrip().endswith(
         "  [rank9]: Traceback (most recent call last):\n  [rank9]: ValueError: nan"
     )
+
+
+def trace(folder: str, error: str, rank: str = "", indent: str = "") -> list[str]:
+    """The lines of a stack trace, as torchrun shows a rank's, or as the toolkit repeats it."""
+    code = ['  File "{}/model.py", line 7, in forward', "    raise wrong", "    ^^^^^^^^^^^"]
+    lines = [job_log.TRACE, *code, error]
+    return [f"{indent}{rank}{line.format(folder)}" for line in lines]
+
+
+def test_each_cause_of_a_failure_has_one_stack_trace() -> None:
+    """Two ranks of two hosts, the copy of the toolkit, another error, and a trace without end."""
+    first, second = "[rank0]: ", "[rank8]: "
+    logs = {
+        "algo-1": [
+            *trace("/opt/ml/code", "ValueError: a", first),
+            *trace("/opt/ml/code", "ValueError: a", first, " "),
+            *trace("/opt/ml/code", "ValueError: b"),
+            *trace("/opt/ml/code", "")[:-1],
+        ],
+        "algo-2": trace("/rehearsal/host-2/code", "ValueError: a", second),
+    }
+    traces = job_log.Traces()
+    lines = [job_log.Line(0, host, text) for host, texts in logs.items() for text in texts]
+    shown = [line.text for line in [*traces.shown(lines), *traces.rest()]]
+    again = "ValueError: a (its stack trace is above)"
+    assert shown == [
+        *logs["algo-1"][:5],
+        f" {first}{again}",
+        *logs["algo-1"][10:15],
+        f"{second}{again}",
+        *logs["algo-1"][15:],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -192,36 +210,31 @@ def test_a_stopped_job_prints_its_reason_and_checkpoints(aws, sent):
         assert told in text and 'checkpoint_s3 = "s3://language-id/checkpoints"' in text
 
 
-def test_ctrl_c_prints_how_to_attach_and_stop(aws, sent, monkeypatch):
-    def interrupt(seconds: float) -> None:
-        raise KeyboardInterrupt
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [(KeyboardInterrupt(), 130), (refusal("ExpiredTokenException", "DescribeTrainingJob"), 1)],
+)
+def test_an_end_of_the_following_prints_how_to_attach_and_stop(
+    aws, sent, monkeypatch, capsys, end, status
+):
+    """Ctrl-C, or credentials that expire meanwhile; the job runs on."""
+
+    def wait(seconds: float) -> None:
+        raise end
 
     sent.training_job_status = sent.secondary_status = "InProgress"
-    monkeypatch.setattr("time.sleep", interrupt)
-    screen, name = console(), sent.training_job_name
-    with pytest.raises(KeyboardInterrupt):
-        follow.follow(name, REGION, console=screen)
-    assert sent.training_job_status == "InProgress"
+    monkeypatch.setattr("time.sleep", wait)
+    name = sent.training_job_name
+    assert main(["attach", name, "--region", REGION]) == status
+    said = capsys.readouterr()
     for way in (
         f"smlightning attach {name}",
         f"smlightning stop {name}",
         f"us-east-1.console.aws.amazon.com/sagemaker/home?region=us-east-1#/jobs/{name}",
     ):
-        assert way in screen.file.getvalue()
-
-
-def test_expired_credentials_end_the_following_only(aws, sent, monkeypatch, capsys):
-    sent.training_job_status = sent.secondary_status = "InProgress"
-    name = sent.training_job_name
-    first = aws.client("sagemaker").describe_training_job(TrainingJobName=name)
-    record(
-        monkeypatch,
-        DescribeTrainingJob=[first, refusal("ExpiredTokenException", "DescribeTrainingJob")],
-    )
-    assert main(["attach", name, "--region", REGION]) == 1
-    said = capsys.readouterr()
-    assert f"python -m smlightning attach {name}" in said.out
-    assert said.err.startswith("error: ") and "aws configure" in said.err
+        assert way in said.out
+    assert ("aws configure" in said.err) == (status == 1)
+    assert sent.training_job_status == "InProgress"
 
 
 def test_follow_retries_after_network_errors_and_throttling(aws, sent, monkeypatch):
@@ -270,8 +283,9 @@ def unreadable(case: str) -> tuple[dict[str, Any], str]:
     return {operation: lambda _: answer}, words
 
 
-@pytest.mark.parametrize("case", UNREADABLE)
-@pytest.mark.parametrize("command", ["why", "attach"])
+@pytest.mark.parametrize(
+    ("command", "case"), [*(("why", case) for case in UNREADABLE), ("attach", "stream deleted")]
+)
 def test_status_and_reason_are_printed_without_the_log(
     aws, sent, monkeypatch, capsys, command, case
 ):
@@ -396,19 +410,17 @@ def test_the_console_of_each_partition_has_its_address(region, host):
         ({"Status": "InUse", "keep_alive_s": 0}, (), "warm pool"),
     ],
 )
-@pytest.mark.parametrize("command", ["why", "attach"])
-def test_the_bill_of_a_warm_pool_is_printed(
-    aws, sent, monkeypatch, capsys, pool, printed, absent, command
-):
+def test_the_bill_of_a_warm_pool_is_printed(aws, sent, monkeypatch, capsys, pool, printed, absent):
     """WarmPoolStatus as API_WarmPoolStatus documents it; moto has none."""
     job = aws.client("sagemaker").describe_training_job(TrainingJobName=sent.training_job_name)
     kept = (pool or {}).get("keep_alive_s", 21600)
     job["ResourceConfig"]["KeepAlivePeriodInSeconds"] = kept
     job |= {"WarmPoolStatus": pool} if pool else {}
     record(monkeypatch, DescribeTrainingJob=lambda _: job)
-    main([command, sent.training_job_name, "--region", REGION])
-    text = capsys.readouterr().out
-    assert all(words in text for words in printed) and absent not in text
+    for command in ("why", "attach"):
+        main([command, sent.training_job_name, "--region", REGION])
+        text = capsys.readouterr().out
+        assert all(words in text for words in printed) and absent not in text
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from smlightning import __version__
 from smlightning.errors import UserError
@@ -30,9 +31,17 @@ EXTRAS = {
 }
 
 
+class Parser(argparse.ArgumentParser):
+    """Reports a mistake in one sentence, without the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        print_error(UserError(message, f"see {self.prog} --help"))
+        self.exit(2)
+
+
 def parser() -> argparse.ArgumentParser:
     """The parser of every command; `rehearse` parses its own options."""
-    main = argparse.ArgumentParser(
+    main = Parser(
         prog="smlightning",
         description=DESCRIPTION,
         epilog=EPILOG,

@@ -4,10 +4,13 @@ A job's request contains the names of its secrets, not their values.
 """
 
 import contextlib
+import difflib
 import json
+import os
 import re
 import socket
 from collections.abc import Iterator, MutableMapping
+from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
@@ -19,6 +22,7 @@ SECRET = "HUB_TOKEN_SECRET"  # noqa: S105  job.toml's hub_token_secret sets this
 # Prefix of the variables that hold the names of secrets, from job.toml's [secrets].
 SECRET_FOR = "SECRET_FOR_"  # noqa: S105
 TOKEN = "HF_TOKEN"  # noqa: S105  the variable that the hub's client reads
+NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")  # of a data set or a model: name, or owner/name
 
 
 def sign_in(local_rank: int, env: MutableMapping[str, str]) -> None:
@@ -115,6 +119,20 @@ def variable_value(setting: str, text: str, is_token: bool) -> str:
     if "\0" in text:
         raise UserError(f"{setting} contains a zero byte", "store the value as text")
     return text.strip() if is_token else text.rstrip("\r\n")
+
+
+def similar_path(missing: str) -> str:
+    """A path here that is similar to a missing one, as `data/train` to `data/trian`, or empty.
+
+    Such a mistyped path may have the form of a name on the hub. A text without a slash is no path.
+    """
+    path = Path(os.path.expanduser(missing))  # noqa: PTH111  takes any user's name
+    try:
+        names = [each.name for each in path.parent.iterdir()] if "/" in missing else []
+    except (OSError, ValueError):  # no folder, or none that may be read
+        return ""
+    similar = difflib.get_close_matches(path.name, names, n=1)
+    return str(path.with_name(similar[0])) if similar else ""
 
 
 @contextlib.contextmanager

@@ -135,17 +135,15 @@ def find_source(dataset: str, texts: bool = False) -> Source:
     Raises:
         UserError: there is no such path, or no data file in it.
     """
-    path = Path(dataset).expanduser()
+    path = Path(os.path.expanduser(dataset))  # noqa: PTH111  takes any user's name
     formats = (*READERS, *TEXT_FILES) if texts else tuple(READERS)
     if dataset == CHANNEL:
         path = channel_folder()
     elif not dataset or not path.exists():
-        is_hub_name = re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", dataset)
-        if not is_hub_name or path.suffix.lower() in formats:
-            raise UserError(
-                f"--dataset {dataset!r}: no such file or folder",
-                f"give a path, a hub name or {CHANNEL}",
-            )
+        if not hub.NAME.fullmatch(dataset) or path.suffix.lower() in formats:
+            similar = hub.similar_path(dataset)
+            cure = f"did you mean {similar}?" if similar else "give a path, a hub name or training"
+            raise UserError(f"--dataset {dataset!r}: no such file or folder", cure)
         return Source(dataset)
     root = path.absolute()  # not resolved: the name of a link chooses the split
     found = [root] if root.is_file() else sorted(root.rglob("*"))
@@ -483,7 +481,9 @@ def _read_hub(source: Source, columns: Sequence[Column]) -> dict[str, Pieces]:
 
     datasets.disable_progress_bars()
     name = repr(source.dataset)
-    with hub.errors(f"--dataset {name} is not a path, and not loaded from the hub"):
+    similar = hub.similar_path(source.dataset)
+    path = f"a path (did you mean {similar}?)" if similar else "a path"
+    with hub.errors(f"--dataset {name} is not {path}, and not loaded from the hub"):
         loaded = datasets.load_dataset(source.dataset)
     parts = {SPLITS[split]: rows for split, rows in loaded.items() if split in SPLITS}
     if "train" not in parts:

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ class Outcome:
     metrics: tuple[str, ...] = ()  # names, as METRICS of src/options.py lists them
     checkpoint_minutes: float = TrainerOptions.checkpoint_minutes  # unless the job sets its own
     job: dict[str, Any] = field(default_factory=dict)  # DescribeTrainingJob's answer
-    lines: list[Line] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list, init=False)
     rows: list[dict[str, float]] = field(default_factory=list, init=False)
     latest: dict[str, float] = field(default_factory=dict, init=False)
     networks: Networks = field(default_factory=Networks, init=False)
@@ -51,8 +52,6 @@ class Outcome:
 
     def __post_init__(self) -> None:
         self.checkpoints = Checkpoints(self.checkpoint_minutes)
-        given, self.lines = self.lines, []
-        self.add(given)
 
     def add(self, lines: list[Line]) -> None:
         """Take lines of the log that came since; each is searched once."""
@@ -111,9 +110,8 @@ def follow(
         with follower.console.status(name) as status:
             while not follower.ended:
                 follower.look()
-                if outcome.job:
-                    status.update(follower.console.render_str(progress(outcome)))
-                    follower.print_progress()
+                status.update(follower.console.render_str(progress(outcome)))
+                follower.print_progress()
     except BaseException:  # Ctrl-C, or credentials that expired meanwhile
         if outcome.job and outcome.status not in ENDED:
             print_way_back(outcome.name, region, follower.console)
@@ -135,32 +133,18 @@ class Follower:
         self._region = region
         self._log: job_log.Log | None = job_log.Log(outcome.name, aws.client("logs", region))
         self._printed: set[str] = set()  # sentences that are printed once
+        self._traces = job_log.Traces()
         self._transitions = 0  # status changes that were printed
-        self._failures = 0  # looks in a row without an answer
-        self._wait_s = 0.0
         self._reported = time.monotonic()
         self._stored = -STORED_S  # the time of the last look at S3
 
     def look(self) -> None:
-        """Wait, read the status and then the log, and print the news."""
-        from botocore.exceptions import BotoCoreError, ClientError
-
-        if self._wait_s:
-            time.sleep(self._wait_s)
-        self._wait_s = min(POLL_S * 2 ** min(self._failures, 6), LONGEST_WAIT_S)
-        try:
-            job = describe(self.outcome.name, self._sagemaker)
-        except (BotoCoreError, ClientError) as problem:
-            if not aws.transient(problem):
-                raise
-            if not self._failures:
-                self.console.print(f"{aws.explain(problem)}; retrying until AWS answers")
-            self._failures += 1
-            return
+        """Read the status and then the log, and print the news; wait before a further look."""
         had_ended = self.outcome.status in ENDED
-        self._failures = 0
-        self._wait_s = POLL_S
-        self.outcome.job = job
+        if self.outcome.job:
+            time.sleep(POLL_S)
+        name, client = self.outcome.name, self._sagemaker
+        self.outcome.job = answer(lambda: describe(name, client), self.console.print)
         self._print_transitions()
         self._read_log()
         self._watch()
@@ -191,13 +175,8 @@ class Follower:
         if outcome.status in ENDED or time.monotonic() - self._stored < STORED_S:
             return
         self._stored = time.monotonic()
-        checkpoints.look(job, self._region)
-        if checkpoints.unreadable:
-            reason = aws.explain(checkpoints.unreadable)
-            self._print_once(f"{reason}; whether checkpoints arrive in S3 is not known")
         has_log = self._log is not None and self._log.problem is None
-        if wrong := checkpoints.warning(job, time.time(), has_log=has_log):
-            self._print_once(str(wrong))
+        self._print_once(checkpoints.problem(job, self._region, has_log=has_log))
 
     def _print_once(self, sentence: str) -> None:
         if sentence and sentence not in self._printed:
@@ -215,7 +194,10 @@ class Follower:
 
     def _print_lines(self, lines: list[Line]) -> None:
         several = _hosts(self.outcome.job) > 1
-        for line in lines:
+        shown = [*self._traces.shown(lines)]
+        if self.outcome.status in ENDED:
+            shown += self._traces.rest()
+        for line in shown:
             self.console.print(f"{line.host} {line.text}" if several else line.text)
         self.outcome.add(lines)
 
@@ -224,6 +206,26 @@ class Follower:
         if not self.console.is_terminal and time.monotonic() - self._reported > PROGRESS_S:
             self.console.print(progress(self.outcome))
             self._reported = time.monotonic()
+
+
+def answer(ask: Callable[[], Any], say: Callable[[str], None] = print) -> Any:
+    """What a call of AWS returns, made again until the network and AWS let it succeed.
+
+    Args:
+        ask: makes the call.
+        say: prints why it is made again, once.
+    """
+    wait_s = POLL_S
+    while True:
+        try:
+            return ask()
+        except Exception as problem:
+            if not aws.transient(problem):
+                raise
+            if wait_s == POLL_S:
+                say(f"{aws.explain(problem)}; retrying until AWS answers")
+        time.sleep(wait_s)
+        wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
 
 def print_way_back(name: str, region: str, console: Any) -> None:
@@ -355,18 +357,14 @@ def report_checkpoints(
     outcome: Outcome, region: str, console: Any, *, has_log: bool = True
 ) -> None:
     """Print whether the newest checkpoint is in S3, and the steps that are lost without it."""
-    job, checkpoints, now = outcome.job, outcome.checkpoints, time.time()
+    job, checkpoints = outcome.job, outcome.checkpoints
     if outcome.status == "Completed":
         return
-    checkpoints.look(job, region)
-    if checkpoints.unreadable:
-        reason = aws.explain(checkpoints.unreadable)
-        console.print(f"{reason}; whether checkpoints arrived in S3 is not known")
-    found = checkpoints.ending(job) if outcome.status in ENDED else checkpoints.state(job, now)
-    if found:
-        console.print(found)
-    if wrong := checkpoints.warning(job, now, has_log=has_log):
-        console.print(str(wrong))
+    problem = checkpoints.problem(job, region, has_log=has_log)
+    has_ended = outcome.status in ENDED
+    found = checkpoints.ending(job) if has_ended else checkpoints.state(job, time.time())
+    for sentence in filter(None, (found, problem)):
+        console.print(sentence)
 
 
 def report_first_failure(outcome: Outcome, console: Any) -> None:

@@ -5,6 +5,7 @@ sets, and what it means. If the value is derived first (`derived=True`), request
 function.
 """
 
+import json
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from smlightning.errors import UserError
 from smlightning.launch import aws
 from smlightning.launch.constants import Distribution
-from smlightning.launch.findings import Finding, cure_for_unknown_name, error, error_lines
+from smlightning.launch.findings import Finding, cure_for_unknown_name, error
 from smlightning.options import declared_options
 from smlightning.project import Project
 
@@ -117,6 +118,12 @@ class Create(Table):
     ServiceJob: dict[str, Any] = key("", "members of Batch's SubmitServiceJob", default=dict)
 
 
+class OnlyCreate(Table, extra="ignore"):
+    """[create] of a job.toml whose other keys need not be valid."""
+
+    create: Create = Field(default_factory=Create)
+
+
 class Job(Table):
     """Every answer that a job needs."""
 
@@ -151,7 +158,7 @@ class Job(Table):
         "seconds of training after which AWS stops the job",
         default=14_400,
         ge=1,
-        le=MOST,
+        le=28 * 86_400,  # CreateTrainingJob, StoppingCondition
     )
     max_pending_s: int = key(
         "StoppingCondition.MaxPendingTimeInSeconds",
@@ -285,10 +292,6 @@ class JobError(UserError):
         """One line for each finding."""
         return "\n".join(finding.sentence for finding in self.findings)
 
-    def _render_traceback_(self) -> list[str]:
-        """The lines that a notebook shows instead of a stack trace (an IPython hook)."""
-        return error_lines(self)
-
 
 def load(path: str | Path, project: Project) -> Job:
     """Read the job from a file.
@@ -311,7 +314,7 @@ def from_table(
     try:
         job = Job.model_validate(table)
     except ValidationError as problems:
-        raise JobError([*findings, *_findings(problems, project, file=file)]) from None
+        raise JobError([*findings, *_findings(problems, table, project, file)]) from None
     findings += _request_problems(job)
     if findings:
         raise JobError(findings)
@@ -324,11 +327,11 @@ def members_to_create(path: Path) -> Create:
     Raises:
         JobError: the file is not TOML, or [create] is wrong.
     """
-    table = _read(path).get("create", {}) if path.is_file() else {}
+    table = _read(path) if path.is_file() else {}
     try:
-        return Create.model_validate(table)
+        return OnlyCreate.model_validate(table).create
     except ValidationError as problems:
-        raise JobError(list(_findings(problems, None, ("create",)))) from None
+        raise JobError(list(_findings(problems, table))) from None
 
 
 def _missing_hosts(table: dict[str, Any]) -> Iterator[Finding]:
@@ -361,18 +364,19 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _findings(
     problems: ValidationError,
-    project: Project | None,
-    above: tuple[str, ...] = (),
+    table: dict[str, Any],
+    project: Project | None = None,
     file: str = "job.toml",
 ) -> Iterator[Finding]:
     """A finding for each key that pydantic rejects, in pydantic's words."""
     messages: dict[tuple[Any, ...], list[str]] = {}
     unknown = set()
     for problem in problems.errors(include_url=False, include_input=False):
-        place = (*above, *problem["loc"])
+        place = problem["loc"]
         depth = 3 if place[:2] == ("tune", "ranges") else 2 if place[0] in TABLES else 1
         place = place[:depth]  # below: the members of a list or a union
-        messages.setdefault(place, []).append(problem["msg"])
+        message = problem["msg"].removeprefix("Value error, ")
+        messages.setdefault(place, []).append(message.replace("Input should be", "expected", 1))
         if problem["type"] == "extra_forbidden":
             unknown.add(place)
     for place, texts in messages.items():
@@ -380,11 +384,24 @@ def _findings(
         if project and (place in unknown or place[0] in ("environment", "tags")):
             misplaced = cure_for_misplaced_key(name, project)
         cure = misplaced or (RANGE_EXAMPLE if len(place) == 3 else "correct it")
+        text = ", or ".join(dict.fromkeys(texts))
+        if text.startswith("expected"):
+            text = f"found {_shown(table, place)}, {text}"
         if place in unknown:
-            texts = [f"{file} has no such key"]
-            table: Any = Job if len(place) == 1 else Job.model_fields[str(place[0])].annotation
-            cure = misplaced or cure_for_unknown_name(name, table.model_fields)
-        yield error(".".join(map(str, place)), ", or ".join(dict.fromkeys(texts)), cure)
+            text = f"{file} has no such key"
+            model: Any = Job if len(place) == 1 else Job.model_fields[str(place[0])].annotation
+            cure = misplaced or cure_for_unknown_name(name, model.model_fields)
+        yield error(".".join(map(str, place)), text, cure)
+
+
+def _shown(table: dict[str, Any], place: tuple[Any, ...]) -> str:
+    """The value of a key; its type if it is a table or a list, or may be a secret."""
+    value: Any = table
+    for name in place:
+        value = value[name]
+    if isinstance(value, dict | list) or place[0] in ("environment", "secrets"):
+        return type(value).__name__
+    return json.dumps(value, default=str)[:80]
 
 
 def _request_problems(job: Job) -> Iterator[Finding]:
@@ -393,18 +410,13 @@ def _request_problems(job: Job) -> Iterator[Finding]:
     if not job.forward_stop:
         del keys["AlgorithmSpecification.ContainerEntrypoint"]
     for path, _ in leaves(job.request):
-        key = next((keys[member] for member in _parents(path) if member in keys), "")
+        within = (keys[member] for member in keys if f"{path}.".startswith(f"{member}."))
+        key = next(within, "")
         if key:
             shown = f"[{key}]" if key in TABLES else key
             yield error(f"request.{path}", "job.toml has its own key for it", f"set {shown}")
     for wrong in aws.wrong_types(job.request, aws.shape("CreateTrainingJobRequest")):
         yield error(f"request.{wrong.path}", wrong.problem, wrong.cure)
-
-
-def _parents(path: str) -> list[str]:
-    """a.b.c → a.b.c, a.b, a."""
-    names = path.split(".")
-    return [".".join(names[:count]) for count in range(len(names), 0, -1)]
 
 
 def channel_folders(words: Sequence[str], job: Job | None) -> dict[str, Path]:

@@ -167,10 +167,10 @@ def literal(text: str) -> str:
     return text.replace("$", "$$")
 
 
-def is_missing(path: str, project: Project) -> bool:
+def is_missing(option: str, path: str, project: Project) -> bool:
     """Whether it is a path of this machine that no pod has; an absolute one may be in the image."""
-    is_absolute = PurePosixPath(path).is_absolute()
-    return paths.is_local(path) and not is_absolute and not (project.src / path).exists()
+    may_be_there = path.startswith("/") or paths.travels(project, path)
+    return paths.is_local(option, path) and not may_be_there
 
 
 def check(job: Job, project: Project, *, volume: str, image: str, hyperpod: bool) -> None:
@@ -182,7 +182,7 @@ def check(job: Job, project: Project, *, volume: str, image: str, hyperpod: bool
     reserved = next(filter(launchers.reserves, {**job.environment, **job.secrets}), "")
     request_keys = sorted({*job.request} - {"ResourceConfig"})
     given = {name: str(value) for name, value in job.hyperparameters.items()}
-    local = next((name for name, value in given.items() if is_missing(value, project)), "")
+    local = next((name for name, value in given.items() if is_missing(name, value, project)), "")
     is_folder = PurePosixPath(volume).is_absolute() and volume.strip("/")
     if not CLAIM.fullmatch(volume) and not is_folder:
         raise UserError(

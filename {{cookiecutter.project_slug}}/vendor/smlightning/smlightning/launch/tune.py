@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from smlightning.errors import UserError
-from smlightning.launch import aws, request, resources, sending
+from smlightning.launch import request, resources
 from smlightning.launch.findings import Finding, error, from_error, has_errors, warning
 from smlightning.launch.job import KEYS, Job, JobError, Range, Value, leaves
 from smlightning.launch.preflight.hyperparameters import CONFLICT, conflicts, hyperparameters
@@ -201,20 +201,3 @@ def parameter_ranges(job: Job, project: Project) -> dict[str, list[dict[str, Any
             }
         )
     return {kind: entries for kind, entries in kinds.items() if entries}
-
-
-def submit(job: Job, project: Project, destination: Destination, body: dict[str, Any]) -> str:
-    """Upload the code, start the search, and return its name.
-
-    Args:
-        job: of job.toml.
-        project: whose src/ is uploaded.
-        destination: of the request; its bucket is created if it is missing.
-        body: CreateHyperParameterTuningJob, as it was checked.
-    """
-    name = str(body["HyperParameterTuningJobName"])
-    sending.ensure_bucket(job, destination)
-    output = body["TrainingJobDefinition"]["OutputDataConfig"]
-    sending.upload(job, project, destination, name, output)
-    aws.client("sagemaker", job.region).create_hyper_parameter_tuning_job(**body)
-    return name

@@ -6,7 +6,7 @@ import importlib.util
 import platform
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -19,6 +19,8 @@ from rich.text import Text
 from smlightning import ports
 from smlightning.cluster.location import DEFAULT_PORT
 from smlightning.errors import UserError
+from smlightning.launch import job_log
+from smlightning.launch.job_log import Line
 from smlightning.rehearsal import attempts, checks, mpirun, samples
 from smlightning.rehearsal.attempts import Lines
 from smlightning.rehearsal.checks import Check
@@ -160,15 +162,23 @@ def show(console: Console, name: str, plan: Plan, hosts: Sequence[Host], lines: 
     """Print each line with its host; on a terminal, a last line shows the progress."""
     console.print(name, style="bold")
     started = time.monotonic()
+    traces = job_log.Traces()
     with console.status("", refresh_per_second=4) as status:
         for host, line in lines:
             ended = sum(other.exit_code is not None for other in hosts)
             seconds = time.monotonic() - started
             status.update(f"{seconds:.0f} s, {ended} of {counted(plan.hosts, 'host')} ended")
             if line:
-                colour = HOST_COLOURS[host.index % len(HOST_COLOURS)]
-                prefix = Text(f"host {host.number} ", colour)
-                console.print(prefix.append_text(Text.from_ansi(line)))
+                show_lines(console, traces.shown([Line(0, str(host.index), line)]))
+    show_lines(console, traces.rest())
+
+
+def show_lines(console: Console, lines: Iterable[Line]) -> None:
+    """Print lines of the hosts' logs, each with its host."""
+    for line in lines:
+        index = int(line.host)
+        prefix = Text(f"host {index + 1} ", HOST_COLOURS[index % len(HOST_COLOURS)])
+        console.print(prefix.append_text(Text.from_ansi(line.text)))
 
 
 def table(title: str, verdicts: Sequence[Check]) -> Table:

@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
+from smlightning import hub
 from smlightning.launch import aws, images, request
 from smlightning.launch.findings import Finding, cure_for_unknown_name, error, warning
 from smlightning.launch.job import Job
@@ -118,19 +118,19 @@ def option_paths(job: Job, project: Project) -> Iterator[Finding]:
         elif value.startswith("s3://"):
             problem = f'"{value[:80]}" is an address in S3, and training reads local files'
             yield warning(key, problem, "write it under [channels], and the channel here")
-        elif is_output(declared.get(option), option, value):
+        elif is_output(declared.get(option), option, value) or paths.travels(project, value):
             continue
-        elif paths.is_file(str(project.src / value)) and not Path(value).is_absolute():
-            continue  # it travels with the code, in whose folder train.py starts
-        elif paths.is_local(value):
+        elif paths.is_local(option, value):
             name = "training" if option == "dataset" else option.removesuffix("_name")
             given = name if option == "dataset" else f"{paths.CHANNELS}{name}"
             # An image of your own may have such a path, too.
             may_exist = images.profile(job) is None and value.startswith("/")
             level = warning if may_exist and not paths.exists(value) else error
+            similar = "" if paths.exists(value) else hub.similar_path(value)
+            shown = f'"{value[:80]}"' + (f" (did you mean {similar}?)" if similar else "")
             yield level(
                 key,
-                f'"{value[:80]}" is a path of this machine, which the training job cannot read',
+                f"{shown} is a path of this machine, which the job cannot read",
                 "upload it, as by aws s3 cp --recursive; set its address under [channels], as "
                 f'{name} = "s3://bucket/folder/"; and set {option} = "{given}"',
             )
