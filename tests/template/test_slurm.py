@@ -8,16 +8,10 @@ from pathlib import Path
 
 import pytest
 
-import forked
 import slurm
 from projects import Project, bake, need, wait_until, weights
 from smlightning.cluster.slurm import host_names
 
-TRAIN = """
-import os, runpy
-os.chdir({folder!r})
-runpy.run_path("src/train.py", run_name="__main__")
-"""
 OPTIONS = ["--epochs", "4", "--lr", "0.01", "--batch_size", "8", "--log_every", "1"]
 
 
@@ -47,12 +41,11 @@ def test_two_hosts_train_to_the_weights_of_torchrun(
     by_srun: tuple[Project, str], command: list[str]
 ) -> None:
     project, printed = by_srun
-    code = TRAIN.format(folder=str(project.path))
-    environment = project.environment(project.path / "src")
-    forked.run_on_ranks(code, project.path, environment, 4, *command[2:], "by_torchrun")
     assert "launcher: srun" in printed and "warning" not in printed
     for rank in range(4):
         assert re.search(rf"^{slurm.HOSTS[rank // 2]} .* {rank}/4 +{rank % 2}/2 ", printed, re.M)
+    torchrun = ["python", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=4"]
+    project.run(*torchrun, *command[1:], "by_torchrun")
     assert weights(project.path / "by_srun") == weights(project.path / "by_torchrun")
 
 
