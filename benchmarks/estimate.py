@@ -85,7 +85,11 @@ def errors(
 
 
 def main() -> None:
-    is_small = common.parser_of(__doc__).parse_args().small  # without networks of 100 M and more
+    parser = common.parser_of(__doc__)
+    parser.add_argument(
+        "--tiny", dest="small", action="store_true", help="without networks of 100 M"
+    )
+    is_small = parser.parse_args().small
     from smlightning.training import imports
 
     imports.lightning()
