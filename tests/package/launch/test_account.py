@@ -62,6 +62,19 @@ def identity(caller: str) -> dict[str, str]:
     return {"UserId": "x", "Account": ACCOUNT, "Arn": f"arn:aws:sts::{ACCOUNT}:{caller}"}
 
 
+def test_in_studio_an_empty_role_is_the_callers_own(aws, good, monkeypatch):
+    asked = set()
+
+    def answer(arguments: dict[str, Any]) -> dict[str, Any]:
+        asked.update((arguments["PolicySourceArn"], name) for name in arguments["ActionNames"])
+        return simulated()(arguments)
+
+    caller = identity("assumed-role/training/SageMaker")
+    record(monkeypatch, GetCallerIdentity=caller, SimulatePrincipalPolicy=answer)
+    assert findings(good.replace(role="")) == []
+    assert {(good.role, "sagemaker:CreateTrainingJob"), (good.role, "s3:PutObject")} <= asked
+
+
 def test_the_caller_may_send_the_job_and_the_role_may_read_and_write(aws, good, monkeypatch):
     """By IAM's simulation of this job's name; a bucket's policy may allow what IAM lacks."""
     asked: list[dict[str, Any]] = []

@@ -152,8 +152,6 @@ def secrets(job: Job, variables: Variables) -> Iterator[Connection]:
     for variable, text in hub.secrets(dict(variables)).items():
         is_token = variable == hub.TOKEN and job.hub_token_secret
         key = "hub_token_secret" if is_token else f"secrets.{variable}"
-        if not stored_secrets.REFERENCE.fullmatch(text):
-            continue
         reference = stored_secrets.parse(text)
         store, service = "Secrets Manager", "secretsmanager"
         if reference.is_parameter:

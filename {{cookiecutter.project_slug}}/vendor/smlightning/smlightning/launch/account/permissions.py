@@ -46,7 +46,7 @@ def permissions(context: Context) -> Iterator[Finding]:
         problem = "AWS does not show the permissions of a federated user"
         yield skipped(CALLER, problem, "compare its permissions with `account --policy caller`")
     try:
-        caller = caller_arn(context, iam, arn)
+        caller = caller_arn(context, iam)
     except iam.exceptions.NoSuchEntityException:
         problem = f"{context.sender or context.caller[1]} does not exist here"
         yield error("--sender", problem, "give a role of this account")
@@ -89,18 +89,15 @@ def trusted_services(role: dict[str, Any]) -> list[str]:
     return services
 
 
-def caller_arn(context: Context, iam: Any, role_arn: str) -> str:
+def caller_arn(context: Context, iam: Any) -> str:
     """The ARN whose policies decide what the caller may do; empty for root and federated users."""
+    kind, name = context.caller
     if context.sender:
         name = context.sender.rpartition("/")[2]
-        return str(iam.get_role(RoleName=name)["Role"]["Arn"])
-    kind, name = context.caller
-    if kind == "user":
+    elif kind == "user":
         return context.identity["Arn"]
-    if kind != "assumed-role":
+    elif kind != "assumed-role":
         return ""
-    if name == role_arn.rpartition("/")[2]:
-        return role_arn
     return str(iam.get_role(RoleName=name)["Role"]["Arn"])
 
 
