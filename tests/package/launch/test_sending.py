@@ -9,7 +9,6 @@ from moto_account import ACCOUNT, REGION, record, refusal
 from small_job import GOOD, PROJECT
 
 from smlightning.errors import UserError
-from smlightning.launch import aws as launch_aws
 from smlightning.launch import request, sending
 
 pytest_plugins = "moto_account"
@@ -45,31 +44,10 @@ def test_the_callers_own_role_is_taken(
     assert sending.execution_role("", REGION) == f"arn:aws:iam::{ACCOUNT}:{expected}"
 
 
-@pytest.mark.parametrize(
-    ("facts", "answers"),
-    [
-        ({"ExecutionRoleArn": ROLE}, {}),
-        ({"ResourceName": "mine"}, {"DescribeNotebookInstance": {"RoleArn": ROLE}}),
-        (
-            {"DomainId": "d-1", "UserProfileName": "me"},
-            {"DescribeUserProfile": {"UserSettings": {"ExecutionRole": ROLE}}},
-        ),
-        (
-            {"DomainId": "d-1", "UserProfileName": "me"},
-            {
-                "DescribeUserProfile": {},
-                "DescribeDomain": {"DefaultUserSettings": {"ExecutionRole": ROLE}},
-            },
-        ),
-    ],
-)
-def test_studios_role_is_found(
-    aws: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, facts: Any, answers: Any
-) -> None:
+def test_studios_role_is_found(aws: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "resource-metadata.json"
-    path.write_text(json.dumps(facts))
+    path.write_text(json.dumps({"ExecutionRoleArn": ROLE}))
     monkeypatch.setattr(sending, "STUDIO", path)
-    record(monkeypatch, **answers)
     assert sending.execution_role("", REGION) == ROLE
 
 
@@ -106,21 +84,3 @@ def test_the_upload_is_encrypted_with_the_outputs_key(
     put = asked["PutObject"]
     assert (put["ServerSideEncryption"], put["SSEKMSKeyId"]) == ("aws:kms", "alias/mine")
     assert put["ExpectedBucketOwner"] == ACCOUNT
-
-
-def test_the_buckets_own_key_encrypts_the_upload_of_a_job_without_a_key(
-    aws: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`aws:kms` in the call would choose AWS's own key in its place (API_PutObject)."""
-    s3, key = aws.client("s3"), f"arn:aws:kms:{REGION}:{ACCOUNT}:key/of-the-bucket"
-    default = {"SSEAlgorithm": "aws:kms", "KMSMasterKeyID": key}
-    rules = {"Rules": [{"ApplyServerSideEncryptionByDefault": default}]}
-    s3.put_bucket_encryption(Bucket="language-id", ServerSideEncryptionConfiguration=rules)
-    asked = record(monkeypatch)
-    wanted = GOOD.replace(bucket="language-id")
-    place = sending.account_destination(wanted)
-    uri = sending.upload(wanted, PROJECT, place, "words", {"S3OutputPath": "s3://language-id/"})
-    bucket, name = launch_aws.s3_location(uri)
-    stored = s3.head_object(Bucket=bucket, Key=name)
-    assert (stored["ServerSideEncryption"], stored["SSEKMSKeyId"]) == ("aws:kms", key)
-    assert not {"ServerSideEncryption", "SSEKMSKeyId"} & asked["PutObject"].keys()

@@ -45,7 +45,7 @@ class UserError(Exception):
 
     def _render_traceback_(self) -> list[str]:
         """The text that a notebook shows instead of a stack trace (IPython's custom rendering)."""
-        return [f"error: {self}"]
+        return [f"error: {line}" for line in str(self).splitlines()]
 
     def __str__(self) -> str:
         """Problem and cure in one sentence."""

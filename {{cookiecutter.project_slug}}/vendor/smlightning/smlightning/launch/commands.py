@@ -128,23 +128,19 @@ def project_or_folder() -> Project:
         return Project(Path.cwd())
 
 
-def metric_names(project: Project) -> tuple[str, ...]:
-    """METRICS of src/options.py; empty without that file, since the log can still be followed."""
-    try:
-        return project.options().metrics
-    except UserError:
-        return ()
+def logged(project: Project) -> tuple[tuple[str, ...], float]:
+    """METRICS of src/options.py, and the project's default between two checkpoints, in minutes.
 
-
-def checkpoint_minutes(project: Project) -> float:
-    """The project's default between two checkpoints; the package's without src/options.py."""
+    Without that file: no metrics, and the package's default, so that a log can still be followed.
+    """
     from smlightning.training.options import TrainerOptions
 
     default = TrainerOptions.checkpoint_minutes
     try:
-        return float(getattr(project.options().cls, "checkpoint_minutes", default))
+        options = project.options()
     except UserError:
-        return default
+        return (), default
+    return options.metrics, float(getattr(options.cls, "checkpoint_minutes", default))
 
 
 @command(
@@ -419,8 +415,7 @@ def followed(project: Project, name: str, region: str, service_job: str) -> int:
         names = queues.training_jobs(name, service_job, region)
     status = ""
     for each in names:
-        outcome = follow.follow(each, region, metric_names(project), checkpoint_minutes(project))
-        status = outcome.status
+        status = follow.follow(each, region, *logged(project)).status
     return int(status != "Completed")
 
 
@@ -554,7 +549,8 @@ def attach(arguments: argparse.Namespace, project: Project) -> int:
 def why(arguments: argparse.Namespace, project: Project) -> int:
     from smlightning.launch import follow
 
-    follow.why(arguments.name, arguments.region, checkpoint_minutes(project))
+    _, minutes = logged(project)
+    follow.why(arguments.name, arguments.region, minutes)
     return 0
 
 

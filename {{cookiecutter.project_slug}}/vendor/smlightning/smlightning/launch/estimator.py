@@ -10,7 +10,7 @@ from typing import Any
 
 from smlightning.errors import UserError
 from smlightning.launch import aws
-from smlightning.launch.job import Job
+from smlightning.launch.job import Job, leaves
 
 # Parameter of the estimator → the member of CreateTrainingJob that it sets.
 MEMBERS = {
@@ -73,7 +73,9 @@ def options(request: dict[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: [request] has a member for which the estimator has no parameter.
     """
-    members = dict(_leaves(request))
+    tables = {name: request[name] for name in ("HyperParameters", "Environment") if name in request}
+    others = {name: value for name, value in request.items() if name not in tables}
+    members: dict[str, Any] = dict(leaves(others)) | tables
     given: dict[str, Any] = {
         "debugger_hook_config": False,  # a hook in every step, whose output nobody reads
     }
@@ -97,18 +99,6 @@ def options(request: dict[str, Any]) -> dict[str, Any]:
         )
     given["code_location"] = str(given["output_path"]).rstrip("/")
     return given
-
-
-def _leaves(request: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Each member and its path; those that are one argument, as they are."""
-    leaves = []
-    for name, value in request.items():
-        path = f"{prefix}{name}"
-        if isinstance(value, dict) and path not in ("HyperParameters", "Environment"):
-            leaves += _leaves(value, f"{path}.")
-        else:
-            leaves.append((path, value))
-    return leaves
 
 
 def inputs(job: Job) -> dict[str, Any] | None:

@@ -1,7 +1,6 @@
 """The model of a job that has ended: downloaded, and unpacked without leaving its folder."""
 
 import shutil
-import sys
 import tarfile
 import tempfile
 from pathlib import Path
@@ -18,17 +17,20 @@ def fetch(name: str, region: str, target: Path) -> Path:
     """Download the job's model into ``target``, and its curves, if it has any, into ``output/``.
 
     Raises:
-        UserError: there is no model, or its archive is damaged or unsafe.
+        UserError: the job has not ended, there is no model, or its archive is damaged or unsafe.
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"{target} exists already", "remove it, or choose another folder with --to")
-    uri = model_address(name, region)
-    s3 = aws.client("s3", region)
+    job, s3 = describe(name, aws.client("sagemaker", region)), aws.client("s3", region)
+    uri, status = address_of(job), job["TrainingJobStatus"]
+    see_log = f"see its log: python -m smlightning attach {name} --region {region}"
+    if status not in ENDED:
+        raise UserError(f"{name} has no model yet, it is {status}", see_log)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as temporary:
         folder = Path(temporary)
-        if not download(s3, uri, folder / "model"):
-            raise UserError(f"{name} left no model at {uri}", see_log(name, region))
+        if not uri or not download(s3, uri, folder / "model"):
+            raise UserError(f"{name} left no model at {uri or 'any address'}", see_log)
         output = folder / "model" / "output"
         if output.exists():
             raise UserError(
@@ -38,26 +40,6 @@ def fetch(name: str, region: str, target: Path) -> Path:
         download(s3, output_address(uri), output)
         (folder / "model").replace(target)
     return target
-
-
-def model_address(name: str, region: str) -> str:
-    """The S3 address of the job's archive.
-
-    Raises:
-        UserError: the job has not ended, or has left no model.
-    """
-    job = describe(name, aws.client("sagemaker", region))
-    status = job["TrainingJobStatus"]
-    if status not in ENDED:
-        raise UserError(f"{name} has no model yet, it is {status}", see_log(name, region))
-    uri = address_of(job)
-    if not uri:
-        raise UserError(f"{name} left no model", see_log(name, region))
-    return uri
-
-
-def see_log(name: str, region: str) -> str:
-    return f"see its log: python -m smlightning attach {name} --region {region}"
 
 
 def address_of(job: dict[str, Any]) -> str:
@@ -136,14 +118,9 @@ def unpack(archive: Path, target: Path) -> None:
     Symbolic links, which got past it (CVE-2025-4517), are rejected before.
 
     Raises:
-        UserError: the archive is damaged, too large for the disk, or rejected; Python has no
-            filter.
+        UserError: the archive is damaged, too large for the disk, or rejected, as all are by
+            Python before 3.11.4, which has no filter.
     """
-    if not hasattr(tarfile, "data_filter"):  # before 3.11.4
-        raise UserError(
-            f"Python {sys.version.split()[0]} cannot unpack an archive safely",
-            "use Python 3.11.4 or newer, or unpack it with tar yourself",
-        )
     target.mkdir(parents=True, exist_ok=True)
     try:
         with tarfile.open(archive, "r:gz") as tar:

@@ -53,9 +53,6 @@ def from_error(
 
 def error_lines(problem: Exception) -> list[str]:
     """A user's mistake as it is printed: a line, or one for each finding that the error has."""
-    findings: list[Finding] = getattr(problem, "findings", [])
-    if findings:
-        return [f"error: {finding.sentence}" for finding in findings]
     return [f"error: {line}" for line in str(problem).splitlines()]
 
 

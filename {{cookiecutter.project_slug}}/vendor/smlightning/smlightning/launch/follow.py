@@ -44,7 +44,7 @@ class Outcome:
     metrics: tuple[str, ...] = ()  # names, as METRICS of src/options.py lists them
     checkpoint_minutes: float = TrainerOptions.checkpoint_minutes  # unless the job sets its own
     job: dict[str, Any] = field(default_factory=dict)  # DescribeTrainingJob's answer
-    lines: list[Line] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list, init=False)
     rows: list[dict[str, float]] = field(default_factory=list, init=False)
     latest: dict[str, float] = field(default_factory=dict, init=False)
     networks: Networks = field(default_factory=Networks, init=False)
@@ -52,8 +52,6 @@ class Outcome:
 
     def __post_init__(self) -> None:
         self.checkpoints = Checkpoints(self.checkpoint_minutes)
-        given, self.lines = self.lines, []
-        self.add(given)
 
     def add(self, lines: list[Line]) -> None:
         """Take lines of the log that came since; each is searched once."""
@@ -177,13 +175,8 @@ class Follower:
         if outcome.status in ENDED or time.monotonic() - self._stored < STORED_S:
             return
         self._stored = time.monotonic()
-        checkpoints.look(job, self._region)
-        if checkpoints.unreadable:
-            reason = aws.explain(checkpoints.unreadable)
-            self._print_once(f"{reason}; whether checkpoints arrive in S3 is not known")
         has_log = self._log is not None and self._log.problem is None
-        if wrong := checkpoints.warning(job, time.time(), has_log=has_log):
-            self._print_once(str(wrong))
+        self._print_once(checkpoints.problem(job, self._region, has_log=has_log))
 
     def _print_once(self, sentence: str) -> None:
         if sentence and sentence not in self._printed:
@@ -364,18 +357,14 @@ def report_checkpoints(
     outcome: Outcome, region: str, console: Any, *, has_log: bool = True
 ) -> None:
     """Print whether the newest checkpoint is in S3, and the steps that are lost without it."""
-    job, checkpoints, now = outcome.job, outcome.checkpoints, time.time()
+    job, checkpoints = outcome.job, outcome.checkpoints
     if outcome.status == "Completed":
         return
-    checkpoints.look(job, region)
-    if checkpoints.unreadable:
-        reason = aws.explain(checkpoints.unreadable)
-        console.print(f"{reason}; whether checkpoints arrived in S3 is not known")
-    found = checkpoints.ending(job) if outcome.status in ENDED else checkpoints.state(job, now)
-    if found:
-        console.print(found)
-    if wrong := checkpoints.warning(job, now, has_log=has_log):
-        console.print(str(wrong))
+    problem = checkpoints.problem(job, region, has_log=has_log)
+    has_ended = outcome.status in ENDED
+    found = checkpoints.ending(job) if has_ended else checkpoints.state(job, time.time())
+    for sentence in filter(None, (found, problem)):
+        console.print(sentence)
 
 
 def report_first_failure(outcome: Outcome, console: Any) -> None:

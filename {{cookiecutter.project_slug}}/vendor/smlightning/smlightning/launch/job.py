@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from smlightning.errors import UserError
 from smlightning.launch import aws
 from smlightning.launch.constants import Distribution
-from smlightning.launch.findings import Finding, cure_for_unknown_name, error, error_lines
+from smlightning.launch.findings import Finding, cure_for_unknown_name, error
 from smlightning.options import declared_options
 from smlightning.project import Project
 
@@ -292,10 +292,6 @@ class JobError(UserError):
         """One line for each finding."""
         return "\n".join(finding.sentence for finding in self.findings)
 
-    def _render_traceback_(self) -> list[str]:
-        """The lines that a notebook shows instead of a stack trace (an IPython hook)."""
-        return error_lines(self)
-
 
 def load(path: str | Path, project: Project) -> Job:
     """Read the job from a file.
@@ -414,18 +410,13 @@ def _request_problems(job: Job) -> Iterator[Finding]:
     if not job.forward_stop:
         del keys["AlgorithmSpecification.ContainerEntrypoint"]
     for path, _ in leaves(job.request):
-        key = next((keys[member] for member in _parents(path) if member in keys), "")
+        within = (keys[member] for member in keys if f"{path}.".startswith(f"{member}."))
+        key = next(within, "")
         if key:
             shown = f"[{key}]" if key in TABLES else key
             yield error(f"request.{path}", "job.toml has its own key for it", f"set {shown}")
     for wrong in aws.wrong_types(job.request, aws.shape("CreateTrainingJobRequest")):
         yield error(f"request.{wrong.path}", wrong.problem, wrong.cure)
-
-
-def _parents(path: str) -> list[str]:
-    """a.b.c → a.b.c, a.b, a."""
-    names = path.split(".")
-    return [".".join(names[:count]) for count in range(len(names), 0, -1)]
 
 
 def channel_folders(words: Sequence[str], job: Job | None) -> dict[str, Path]:

@@ -13,7 +13,7 @@ from smlightning.launch.job import Job
 from smlightning.launch.request import Destination
 from smlightning.project import Project
 
-# SageMaker writes the user's identity to this file, on its notebooks and in Studio.
+# Studio writes the role and the user's identity to this file.
 STUDIO = Path("/opt/ml/metadata/resource-metadata.json")
 
 
@@ -111,7 +111,7 @@ def account_destination(job: Job, *, create: bool = True) -> Destination:
 
 
 def execution_role(role: str, region: str) -> str:
-    """The ARN of the role that the job runs under: the given one, else that of Studio.
+    """The ARN of the role that the job runs under: the given one, else Studio's or the caller's.
 
     Raises:
         UserError: the role is empty, and the credentials are not those of a role, as in Studio.
@@ -121,8 +121,9 @@ def execution_role(role: str, region: str) -> str:
     iam = aws.client("iam", region)
     if role:
         return str(iam.get_role(RoleName=role.rpartition("/")[2])["Role"]["Arn"])
-    if found := studio_role(region):
-        return found
+    facts: dict[str, str] = json.loads(STUDIO.read_bytes()) if STUDIO.is_file() else {}
+    if "ExecutionRoleArn" in facts:
+        return facts["ExecutionRoleArn"]
     caller = aws.client("sts", region).get_caller_identity()["Arn"]
     assumed = re.match(r"(arn:[\w-]+):sts::(\d+):assumed-role/([^/]+)/", caller)
     if not assumed:
@@ -136,35 +137,6 @@ def execution_role(role: str, region: str) -> str:
     except iam.exceptions.ClientError:  # denied; SageMaker's own roles have this path
         path = "service-role/" if "AmazonSageMaker-ExecutionRole" in name else ""
         return f"{partition}:iam::{account}:role/{path}{name}"
-
-
-def studio_role(region: str) -> str:
-    """The execution role of this notebook or Studio user (SDK v2, Session.get_caller_identity_arn).
-
-    Empty elsewhere, and if these credentials may not read it.
-    """
-    from botocore.exceptions import ClientError
-
-    if not STUDIO.is_file():
-        return ""
-    facts: dict[str, str] = json.loads(STUDIO.read_text(encoding="utf-8"))
-    if "ExecutionRoleArn" in facts:
-        return facts["ExecutionRoleArn"]
-    client = aws.client("sagemaker", region)
-    try:
-        if "DomainId" not in facts:
-            name = facts["ResourceName"]
-            return str(client.describe_notebook_instance(NotebookInstanceName=name)["RoleArn"])
-        domain = facts["DomainId"]
-        user = client.describe_user_profile(
-            DomainId=domain, UserProfileName=facts["UserProfileName"]
-        )
-        if role := user.get("UserSettings", {}).get("ExecutionRole"):
-            return str(role)
-        settings = client.describe_domain(DomainId=domain)["DefaultUserSettings"]
-        return str(settings["ExecutionRole"])
-    except (ClientError, KeyError):
-        return ""
 
 
 def default_bucket(region: str) -> str:

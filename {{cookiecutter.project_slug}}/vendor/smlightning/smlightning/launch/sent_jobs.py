@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from smlightning.errors import UserError
@@ -9,6 +10,7 @@ from smlightning.launch import aws
 from smlightning.project import Project
 
 FILE = ".jobs.jsonl"  # in the project's folder; a line for each job, as `remember` notes it
+OPTIONAL = ("profile", "fingerprint", "service_job")  # keys that older lines do not have
 
 
 def remember(
@@ -46,14 +48,17 @@ def entries(project: Project) -> list[dict[str, str]]:
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     jobs = []
     for line in lines:
-        try:
+        with suppress(ValueError, TypeError, KeyError):
             entry = json.loads(line)
-            jobs.append({"name": str(entry["name"]), "region": str(entry["region"])})
-            for key in ("profile", "fingerprint", "service_job"):
-                jobs[-1][key] = str(entry.get(key, ""))
-        except (ValueError, TypeError, KeyError):
-            continue
+            needed = {key: str(entry[key]) for key in ("name", "region")}
+            jobs.append({**needed, **{key: str(entry.get(key, "")) for key in OPTIONAL}})
     return jobs
+
+
+def last(project: Project, key: str, value: str) -> dict[str, str]:
+    """The last remembered job with this value; empty for none."""
+    found = [entry for entry in entries(project) if entry[key] == value]
+    return found[-1] if found else {}
 
 
 def remembered(project: Project) -> dict[str, str]:
@@ -63,14 +68,12 @@ def remembered(project: Project) -> dict[str, str]:
 
 def service_job(project: Project, name: str) -> str:
     """The ID in AWS Batch of a job that was sent to a queue; empty for others."""
-    jobs = [entry["service_job"] for entry in entries(project) if entry["name"] == name]
-    return jobs[-1] if jobs else ""
+    return last(project, "name", name).get("service_job", "")
 
 
 def same(project: Project, fingerprint: str) -> str:
     """The name of the last job that was sent with this fingerprint; empty for none."""
-    names = [entry["name"] for entry in entries(project) if entry["fingerprint"] == fingerprint]
-    return names[-1] if names else ""
+    return last(project, "fingerprint", fingerprint).get("name", "")
 
 
 def latest(project: Project, region: str, count: int) -> list[str]:
@@ -90,7 +93,7 @@ def region_of(
     Raises:
         UserError: none of these has it.
     """
-    region = given or remembered(project).get(name)
+    region = given or last(project, "name", name).get("region")
     region = region or value_in(job_file or project.job_file, "region") or aws.session().region_name
     if not region:
         raise UserError(
@@ -104,7 +107,7 @@ def use_profile(
     project: Project, name: str = "", *, given: str | None = None, job_file: Path | None = None
 ) -> None:
     """Sign in with a job's profile, which `--profile` replaces, in job.toml or as remembered."""
-    is_sent = any(entry["name"] == name for entry in entries(project))
+    is_sent = bool(last(project, "name", name))
     key = "--profile" if is_sent or given is not None else "profile in job.toml"
     aws.use_profile(profile_of(project, name, given=given, job_file=job_file), key)
 
@@ -118,8 +121,8 @@ def profile_of(
     """
     if given is not None:
         return given
-    sent = {entry["name"]: entry["profile"] for entry in entries(project)}
-    return sent[name] if name in sent else value_in(job_file or project.job_file, "profile")
+    sent = last(project, "name", name)
+    return sent["profile"] if sent else value_in(job_file or project.job_file, "profile")
 
 
 def value_in(job_file: Path, key: str) -> str:

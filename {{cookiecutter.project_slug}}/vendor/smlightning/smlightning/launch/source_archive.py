@@ -52,9 +52,10 @@ def files(source: Path) -> dict[str, Path]:
 
 
 def listed(source: Path) -> Iterator[Path]:
-    """Files and links below src/, sorted, but for those in a part whose name begins with a dot.
+    """Files and links below a folder, sorted, but for those in a part whose name begins with a dot.
 
-    Such parts are of tools: .git, .npmrc, .env, .ipynb_checkpoints.
+    Such parts are of tools: .git, .npmrc, .env, .ipynb_checkpoints. Compiled files differ between
+    machines.
     """
     for path in sorted(source.rglob("*")):
         parts = path.relative_to(source).parts
@@ -67,16 +68,9 @@ def package_files() -> dict[str, Path]:
     """Each file of the package that training needs, by its name in the archive."""
     return {
         f"{PACKAGE.name}/{path.relative_to(PACKAGE).as_posix()}": path
-        for path in files_below(PACKAGE)
+        for path in listed(PACKAGE)
         if path.relative_to(PACKAGE).parts[0] not in LEFT_OUT
     }
-
-
-def files_below(folder: Path) -> list[Path]:
-    """The files below a folder, without compiled files, which differ between machines."""
-    return sorted(
-        path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts
-    )
 
 
 def write(file: BinaryIO, source: Path) -> None:
@@ -111,11 +105,7 @@ def copy(source: Path, into: Path, without: Collection[str] = ()) -> Path:
         if {*without}.isdisjoint(Path(name).parts)
     }
     shutil.rmtree(into, ignore_errors=True)  # files of an earlier job
-    _copy(contents, into)
-    return into
-
-
-def _copy(contents: dict[str, Path], into: Path) -> None:
     for name, path in contents.items():
         ensure_dir((into / name).parent)
         shutil.copy(path, into / name)
+    return into

@@ -48,14 +48,13 @@ class Checkpoints:
     Attributes:
         stored: the newest one in S3 that is complete.
         step: the newest step in the log; None before an attempt's first.
-        unreadable: the error that hid S3 from the last look, or None.
     """
 
     def __init__(self, minutes: float) -> None:
         """`minutes` between two checkpoints, unless the job sets its own."""
         self.stored: Checkpoint | None = None
         self.step: int | None = None
-        self.unreadable: Exception | None = None
+        self._unreadable: Exception | None = None  # it hid S3 from the last look
         self._minutes = minutes
         self._logged: dict[int, Checkpoint] = {}  # by number
         self._started = 0.0  # the time of the first step of the newest attempt
@@ -81,11 +80,11 @@ class Checkpoints:
         uri = address(job)
         if not uri:
             return
-        self.unreadable = None
+        self._unreadable = None
         try:
             listed = list(aws.all_objects(f"{uri}/", aws.client("s3", region)))
         except (BotoCoreError, ClientError) as problem:
-            self.unreadable = problem
+            self._unreadable = problem
             return
         names = [item["Key"].rpartition("/")[2] for item in listed]
         shards = [int(match[1]) for match in map(SHARD.fullmatch, names) if match]
@@ -100,6 +99,17 @@ class Checkpoints:
                 found.append(Checkpoint(number, step, name, item["LastModified"].timestamp()))
         self.stored = max(found, key=lambda each: each.number, default=None)
 
+    def problem(self, job: dict[str, Any], region: str, *, has_log: bool) -> str:
+        """Look at S3 again, and return a sentence if something is wrong; the arguments: `warning`.
+
+        The sentence stays the same at each look, so that it is printed once.
+        """
+        self.look(job, region)
+        if self._unreadable:
+            reason = aws.explain(self._unreadable)
+            return f"{reason}; whether checkpoints arrive in S3 is not known"
+        return str(self.warning(job, time.time(), has_log=has_log) or "")
+
     @property
     def lost(self) -> int:
         """The steps in the log that a stop now would lose, at most."""
@@ -113,7 +123,7 @@ class Checkpoints:
 
     def state(self, job: dict[str, Any], now: float) -> str:
         """The newest checkpoint in S3, its age, and the loss by a stop; empty if unknown."""
-        if self.unreadable or not address(job) or (self.step is None and not self.stored):
+        if self._unreadable or not address(job) or (self.step is None and not self.stored):
             return ""
         found = "no checkpoint in S3"
         if self.stored:
@@ -123,7 +133,7 @@ class Checkpoints:
 
     def ending(self, job: dict[str, Any]) -> str:
         """A sentence about the checkpoints in S3 of a job that has ended."""
-        if self.unreadable or not address(job):
+        if self._unreadable or not address(job):
             return ""
         found = "S3 holds no checkpoint of it"
         if self.stored:
@@ -136,14 +146,12 @@ class Checkpoints:
     def warning(self, job: dict[str, Any], now: float, *, has_log: bool) -> Finding | None:
         """Warning about the checkpoints of a job that trains, or None.
 
-        The sentence stays the same at each look, so that it is printed once.
-
         Args:
             job: DescribeTrainingJob's answer.
             now: seconds since 1970.
             has_log: whether the job's log can be read.
         """
-        if job.get("SecondaryStatus") != "Training" or self.unreadable:
+        if job.get("SecondaryStatus") != "Training" or self._unreadable:
             return None
         uri = address(job)
         if not uri:

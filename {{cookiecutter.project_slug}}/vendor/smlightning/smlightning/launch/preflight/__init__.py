@@ -11,7 +11,7 @@ from typing import Any
 from smlightning.errors import UserError
 from smlightning.launch import aws, connections, request, requirements
 from smlightning.launch.findings import Finding, from_error, has_errors, ordered
-from smlightning.launch.job import Job, JobError
+from smlightning.launch.job import Job
 from smlightning.launch.preflight import (
     channels,
     cluster,
@@ -92,12 +92,8 @@ def offline_checks(
     try:
         destination = destination or request.dry_destination(job)
         body = request.training_request(job, project, destination, request.job_name(job))
-    except JobError as failure:
-        if not has_errors(findings):  # otherwise one of these is the cause
-            findings += failure.findings
-        return findings, None
     except UserError as failure:
-        if not has_errors(findings):
+        if not has_errors(findings):  # otherwise one of these is the cause
             findings.append(from_error("job.toml", failure))
         return findings, None
     limits = list(members.limits(job, body, project))
