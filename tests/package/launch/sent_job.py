@@ -11,31 +11,31 @@ from moto.sagemaker.models import sagemaker_backends
 from moto_account import ACCOUNT, REGION
 
 from smlightning.launch import job_log
-from smlightning.launch.job import Job
 
 NAME = "language-id-20260101-000000"
 
 
-@pytest.fixture
-def sent(aws: boto3.Session, good: Job) -> Any:
-    """A job in moto, which calls it completed at once, and its log group."""
-    made, name = aws.client("sagemaker"), NAME
-    made.create_training_job(
+def train(aws: boto3.Session, name: str, image: str = "x", **members: Any) -> Any:
+    """Create a job in moto, which calls it completed at once; moto's own object of it."""
+    host = {"InstanceType": "ml.p4d.24xlarge", "VolumeSizeInGB": 100}
+    aws.client("sagemaker").create_training_job(
         TrainingJobName=name,
-        RoleArn=good.role,
-        AlgorithmSpecification={"TrainingImage": "x", "TrainingInputMode": "File"},
-        HyperParameters={"epochs": "6"},
+        RoleArn=f"arn:aws:iam::{ACCOUNT}:role/training",
+        AlgorithmSpecification={"TrainingImage": image, "TrainingInputMode": "File"},
         OutputDataConfig={"S3OutputPath": "s3://language-id/"},
-        CheckpointConfig={"S3Uri": "s3://language-id/checkpoints"},
-        ResourceConfig={
-            "InstanceType": "ml.p4d.24xlarge",
-            "InstanceCount": 2,
-            "VolumeSizeInGB": 100,
-        },
+        ResourceConfig={**host, "InstanceCount": 2},
         StoppingCondition={"MaxRuntimeInSeconds": 3600},
+        **members,
     )
-    aws.client("logs").create_log_group(logGroupName=job_log.LOG_GROUP)
     return sagemaker_backends[ACCOUNT][REGION].training_jobs[name]
+
+
+@pytest.fixture
+def sent(aws: boto3.Session) -> Any:
+    """A job in moto, and its log group."""
+    aws.client("logs").create_log_group(logGroupName=job_log.LOG_GROUP)
+    checkpoints = {"S3Uri": "s3://language-id/checkpoints"}
+    return train(aws, NAME, HyperParameters={"epochs": "6"}, CheckpointConfig=checkpoints)
 
 
 def log(aws: boto3.Session, name: str, host: str, *lines: str, at: int = 0) -> None:

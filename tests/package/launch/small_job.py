@@ -61,6 +61,14 @@ def edited(path: Path, changes: dict[str, Any]) -> Path:
 
 
 def toml(value: Any) -> str:
+    """A value in TOML; a table in one line."""
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {toml(item)}" for key, item in value.items()) + " }"
-    return json.dumps(value)
+        entries = (
+            f"{json.dumps(name, ensure_ascii=False)} = {toml(v)}" for name, v in value.items()
+        )
+        return f"{{ {', '.join(entries)} }}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(toml, value))}]"
+    if isinstance(value, bool | str):
+        return json.dumps(value, ensure_ascii=False)
+    return value.isoformat() if hasattr(value, "isoformat") else repr(value)

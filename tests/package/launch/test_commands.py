@@ -259,6 +259,8 @@ def test_submit_sends_its_dry_run_and_fetch_works(aws, good, tmp_path, monkeypat
     assert main(["submit", "--yes"]) == 0
     said, name = capsys.readouterr().out, "language-id-20260101-000000"
     assert asked["CreateTrainingJob"] == request.dry_run(good, PROJECT)
+    # `aws:kms` would choose AWS's own key in place of the bucket's (API_PutObject).
+    assert not {"ServerSideEncryption", "SSEKMSKeyId"} & asked["PutObject"].keys()
     assert "job     2 × ml.p4d.24xlarge, torch_distributed, torch 2.13.0 on Python 3.12" in said
     assert f"sent    {name}\n" in said and f"fetch {name}" in said
     assert sent_jobs.remembered(project.find()) == {name: REGION}

@@ -86,25 +86,11 @@ def test_an_empty_page_is_not_the_logs_end(aws, sent, monkeypatch):
 
 
 def test_curves_need_steps(tmp_path):
-    outcome = follow.Outcome("x", METRICS, lines=[job_log.Line(0, "algo-1", "lr=0.1")])
+    outcome = follow.Outcome("x", METRICS)
+    outcome.add([job_log.Line(0, "algo-1", "lr=0.1")])
     with pytest.raises(UserError) as raised:
         outcome.curves(tmp_path)
     assert "x " in raised.value.problem and not list(tmp_path.iterdir())
-
-
-def test_each_line_is_searched_for_metrics_once(monkeypatch):
-    """A job of days has a long log, of which each look brings a few lines."""
-    searched = []
-    metrics = job_log.metrics
-    monkeypatch.setattr(
-        job_log, "metrics", lambda line, of: searched.append(line) or metrics(line, of)
-    )
-    outcome = follow.Outcome("x", METRICS)
-    lines = [job_log.Line(n, "algo-1", f"step={n} lr=0.{n}") for n in range(6)]
-    for some in (lines[:2], lines[2:3], [], lines[3:]):
-        outcome.add(some)
-        assert outcome.latest == {} or outcome.latest["step"] == len(outcome.rows) - 1
-    assert searched == outcome.lines == lines and len(outcome.rows) == 6
 
 
 def test_a_failed_job_prints_its_reason_and_first_rank(aws, sent, capsys):
@@ -302,8 +288,9 @@ def unreadable(case: str) -> tuple[dict[str, Any], str]:
     return {operation: lambda _: answer}, words
 
 
-@pytest.mark.parametrize("case", UNREADABLE)
-@pytest.mark.parametrize("command", ["why", "attach"])
+@pytest.mark.parametrize(
+    ("command", "case"), [*(("why", case) for case in UNREADABLE), ("attach", "stream deleted")]
+)
 def test_status_and_reason_are_printed_without_the_log(
     aws, sent, monkeypatch, capsys, command, case
 ):
@@ -428,19 +415,17 @@ def test_the_console_of_each_partition_has_its_address(region, host):
         ({"Status": "InUse", "keep_alive_s": 0}, (), "warm pool"),
     ],
 )
-@pytest.mark.parametrize("command", ["why", "attach"])
-def test_the_bill_of_a_warm_pool_is_printed(
-    aws, sent, monkeypatch, capsys, pool, printed, absent, command
-):
+def test_the_bill_of_a_warm_pool_is_printed(aws, sent, monkeypatch, capsys, pool, printed, absent):
     """WarmPoolStatus as API_WarmPoolStatus documents it; moto has none."""
     job = aws.client("sagemaker").describe_training_job(TrainingJobName=sent.training_job_name)
     kept = (pool or {}).get("keep_alive_s", 21600)
     job["ResourceConfig"]["KeepAlivePeriodInSeconds"] = kept
     job |= {"WarmPoolStatus": pool} if pool else {}
     record(monkeypatch, DescribeTrainingJob=lambda _: job)
-    main([command, sent.training_job_name, "--region", REGION])
-    text = capsys.readouterr().out
-    assert all(words in text for words in printed) and absent not in text
+    for command in ("why", "attach"):
+        main([command, sent.training_job_name, "--region", REGION])
+        text = capsys.readouterr().out
+        assert all(words in text for words in printed) and absent not in text
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,7 @@ from smlightning.launch import (
 from smlightning.launch.job import Job, Tune
 from smlightning.launch.preflight import channels, source
 from smlightning.launch.preflight import image as images_of_jobs
-from smlightning.launch.preflight.hyperparameters import hyperparameters
-from smlightning.options import Ratio, option
+from smlightning.options import option
 
 
 @pytest.fixture
@@ -69,18 +68,6 @@ def test_offline_preflight_opens_no_connection():
     assert "skipped src/requirements.txt: not resolved" in ended.stdout
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"\xff\xfe", b"a = ", b'a = "\n"', b"[a]\n[a]", b"a = " + b"1" * 5000, b"a = " + b"[" * 5000],
-)
-def test_invalid_toml_gives_one_line(tmp_path, content, capsys):
-    (tmp_path / "job.toml").write_bytes(content)
-    assert main(["submit", "--dry-run", "--job", str(tmp_path / "job.toml")]) == 1
-    assert main(["submit", "--dry-run", "--job", str(tmp_path / "absent.toml")]) == 1
-    said = capsys.readouterr()
-    assert not said.out and len(said.err.splitlines()) == 2 and "Traceback" not in said.err
-
-
 def test_a_dry_run_needs_no_credentials_and_prints_json_only(tmp_path, capsys):
     path = edited(tmp_path / "job.toml", {"role": "", "distribution": "torch_distributed"})
     assert main(["submit", "--dry-run", "--job", str(path)]) == 0
@@ -114,23 +101,6 @@ def test_the_container_gets_the_mlflow_server(good, tmp_path, monkeypatch):
         good.replace(mlflow=server, environment={"MLFLOW_EXPERIMENT_NAME": "mine"})
     )
     assert own["MLFLOW_EXPERIMENT_NAME"] == "mine"
-
-
-def test_a_new_option_is_known_at_once(good, monkeypatch):
-    new = dataclasses.make_dataclass(
-        "New", [("smoothing", Ratio, option(0.0, "label smoothing"))], bases=(Options,), frozen=True
-    )
-    monkeypatch.setattr("options.Options", new)
-    told = {
-        0.1: None,
-        1.0: "expected a number from 0 to below 1",
-        "x": "found 'x', expected a number",
-    }
-    for value, problem in told.items():
-        found = list(hyperparameters(good.replace(hyperparameters={"smoothing": value}), PROJECT))
-        assert problem in str(found[0]) if problem else not found
-    (unknown,) = hyperparameters(good.replace(hyperparameters={"smothing": 0.1}), PROJECT)
-    assert str(unknown).endswith("did you mean smoothing?")
 
 
 REGISTRY = "763104351884.dkr.ecr.us-east-1.amazonaws.com"

@@ -175,20 +175,6 @@ def test_the_members_of_create_are_sent(batch, good, monkeypatch):
     assert given.items() <= sent.items()
 
 
-@pytest.mark.parametrize(
-    ("members", "key"),
-    [
-        ({"jobQueue": "x"}, "create.ServiceJob.jobQueue"),
-        ({"retryStrategy": {}}, "create.ServiceJob.retryStrategy.attempts"),
-        ({"shareIdentifer": "x"}, "create.ServiceJob.shareIdentifer"),
-    ],
-)
-def test_wrong_members_of_create_are_reported(good, members, key):
-    with pytest.raises(Exception) as caught:
-        queues.service_job(request.dry_run(good, PROJECT), "training", Create(ServiceJob=members))
-    assert [finding.key for finding in caught.value.findings] == [key]
-
-
 WRONG = [
     {"jobQueue": "none"},
     {"jobQueue": "closed"},

@@ -7,7 +7,7 @@ from small_job import GOOD, PROJECT, ROLE, edited
 
 from smlightning import project as projects
 from smlightning.__main__ import main
-from smlightning.launch import findings, job, request, requirements, tune
+from smlightning.launch import findings, request, requirements, tune
 from smlightning.launch.job import Job, Spot, Tune
 
 TUNE = {
@@ -169,12 +169,3 @@ def test_a_wrong_member_of_a_search_is_an_error_with_its_key(given, key, cure):
     found, made = tune.judged(wanted, projects.find(), [])
     (wrong,) = [finding for finding in found if finding.level == "error"]
     assert wrong.key.startswith(key) and wrong.cure.startswith(cure) and made is None
-
-
-def test_an_unknown_kind_in_create_is_an_error(tmp_path):
-    path = edited(tmp_path / "job.toml", {"create.EndpointConfg": {"KmsKeyId": "x"}})
-    for read in (lambda: job.load(path, PROJECT), lambda: job.members_to_create(path)):
-        with pytest.raises(job.JobError) as raised:
-            read()
-        (wrong,) = raised.value.findings
-        assert wrong.key == "create.EndpointConfg" and wrong.cure == "did you mean EndpointConfig?"

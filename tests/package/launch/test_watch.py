@@ -45,15 +45,6 @@ def job_of(**members: Any) -> dict[str, Any]:
     }
 
 
-def logged(*lines: tuple[float, str], minutes: float = 5) -> Checkpoints:
-    """The checkpoints of a log of (minute, text); S3 has that of step 300 since minute 10."""
-    checkpoints = Checkpoints(minutes)
-    for minute, text in lines:
-        checkpoints.add(Line(int(minute * MINUTE * 1000), "algo-1", text))
-    checkpoints.stored = Checkpoint(6, 300, name_of(6, 300), 10 * MINUTE)
-    return checkpoints
-
-
 def ends_after(looks: int, sent: Any, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a job run until `follow` has waited so often."""
     sent.training_job_status, sent.secondary_status = "InProgress", "Training"
@@ -106,64 +97,52 @@ def test_why_prints_the_steps_that_a_failure_lost(aws, sent, capsys):
         assert expected in text and f"the last {25 if names else 415} steps" in text
 
 
+WRITTEN = (15, written(7, 350))  # and not in S3
+FIRST = (5, "step=1 epoch=1")
+OWN_INTERVAL = {"HyperParameters": {"checkpoint_minutes": "30.0"}}
+
+
 @pytest.mark.parametrize(
-    ("lines", "now", "expected"),
+    ("lines", "now", "facts", "expected"),
     [
-        ([(15, written(7, 350))], 19, ""),  # within an interval
-        ([(15, written(7, 350))], 20, name_of(7, 350)),
-        ([(15, written(7, 350)), (20, written(8, 400))], 21, name_of(7, 350)),
-        ([(15, written(7, 350, "/opt/ml/mine"))], 16, "LocalPath"),
-        ([(15, written(7, 350)), (19, "launcher: torchrun; torch 2.13.0")], 30, ""),  # restarted
-        ([(1, "step=1 epoch=1"), (19, "step=400 epoch=1")], 19, ""),  # not yet two intervals
-        ([(1, "step=1 epoch=1"), (19, "step=400 epoch=1")], 20, "has come to"),
-        ([(10, written(6, 300)), (19, "step=300 val/loss=1")], 99, ""),  # nothing is lost
-        ([(19, "step=400 epoch=1")], 28, ""),  # S3 holds an earlier job's
-        ([(19, "step=400 epoch=1")], 29, "a long validation"),
+        ([WRITTEN], 19, {}, ""),  # within an interval
+        ([WRITTEN], 20, {}, name_of(7, 350)),
+        ([WRITTEN, (20, written(8, 400))], 21, {}, name_of(7, 350)),
+        ([(15, written(7, 350, "/opt/ml/mine"))], 16, {}, "LocalPath"),
+        ([WRITTEN, (19, "launcher: torchrun; torch 2.13.0")], 30, {}, ""),  # restarted
+        ([(1, "step=1 epoch=1"), (19, "step=400 epoch=1")], 19, {}, ""),  # not yet two intervals
+        ([(1, "step=1 epoch=1"), (19, "step=400 epoch=1")], 20, {}, "has come to"),
+        ([(10, written(6, 300)), (19, "step=300 val/loss=1")], 99, {}, ""),  # nothing is lost
+        ([(19, "step=400 epoch=1")], 28, {}, ""),  # S3 holds an earlier job's
+        ([(19, "step=400 epoch=1")], 29, {}, "a long validation"),
+        # Without a checkpoint in S3.
+        ([FIRST, (14, "step=90 epoch=1")], 14, {"stored": None}, ""),
+        ([FIRST, (14, "step=90 epoch=1")], 15, {"stored": None}, URI),
+        # Without a log, the age of the newest checkpoint counts.
+        ([], 20, {"has_log": False}, "has come to"),
+        ([], 20, {"has_log": False, "stored": None}, "has come to"),
+        ([], 20, {"has_log": False, "stored": 15}, ""),
+        ([], 20, {}, ""),
+        # The interval is the job's, or the project's.
+        ([WRITTEN], 44, {"job": OWN_INTERVAL}, ""),
+        ([WRITTEN], 45, {"job": OWN_INTERVAL}, name_of(7, 350)),
+        ([WRITTEN], 34, {"minutes": 20}, ""),
+        ([WRITTEN], 35, {"minutes": 20}, name_of(7, 350)),
+        # A job that does not train, and one whose checkpoints have no address.
+        ([WRITTEN], 99, {"job": {"SecondaryStatus": "Restarting"}}, ""),
+        ([FIRST], 5, {"job": {"CheckpointConfig": {}}}, '"auto"'),
     ],
 )
-def test_checkpoints_that_stop_are_reported_within_two_intervals(lines, now, expected):
-    found = logged(*lines).warning(job_of(), now * MINUTE, has_log=True)
+def test_checkpoints_that_stop_are_reported_within_two_intervals(lines, now, facts, expected):
+    """S3 has the checkpoint of step 300 since minute 10."""
+    checkpoints = Checkpoints(facts.get("minutes", 5))
+    for minute, text in lines:
+        checkpoints.add(Line(int(minute * MINUTE * 1000), "algo-1", text))
+    if stored := facts.get("stored", 10):
+        checkpoints.stored = Checkpoint(6, 300, name_of(6, 300), stored * MINUTE)
+    job, has_log = job_of(**facts.get("job", {})), facts.get("has_log", True)
+    found = checkpoints.warning(job, now * MINUTE, has_log=has_log)
     assert expected in str(found or "") and bool(found) == bool(expected)
-
-
-@pytest.mark.parametrize(
-    ("has_log", "stored_minute", "expected"),
-    [(False, 10, True), (False, None, True), (False, 15, False), (True, 10, False)],
-)
-def test_without_a_log_the_age_of_checkpoints_counts(has_log, stored_minute, expected):
-    checkpoints = logged()
-    checkpoints.stored = None
-    if stored_minute:
-        checkpoints.stored = Checkpoint(6, 300, name_of(6, 300), stored_minute * MINUTE)
-    assert bool(checkpoints.warning(job_of(), 20 * MINUTE, has_log=has_log)) == expected
-
-
-def test_a_job_that_writes_no_checkpoint_is_reported():
-    checkpoints = logged((5, "step=1 epoch=1"), (14, "step=90 epoch=1"))
-    checkpoints.stored = None
-    assert checkpoints.warning(job_of(), 14 * MINUTE, has_log=True) is None
-    found = checkpoints.warning(job_of(), 15 * MINUTE, has_log=True)
-    assert found and URI in found.problem and checkpoints.lost == 90
-
-
-@pytest.mark.parametrize("status", ["Starting", "Uploading", "Interrupted", "Restarting"])
-def test_a_job_that_does_not_train_has_no_warning(status):
-    late = logged((15, written(7, 350)))
-    assert late.warning(job_of(SecondaryStatus=status), 99 * MINUTE, has_log=True) is None
-
-
-def test_the_interval_is_the_jobs_or_the_projects():
-    job, lines = job_of(HyperParameters={"checkpoint_minutes": "30.0"}), [(15, written(7, 350))]
-    assert logged(*lines).warning(job, 44 * MINUTE, has_log=True) is None
-    assert logged(*lines).warning(job, 45 * MINUTE, has_log=True)
-    own = logged(*lines, minutes=20)
-    assert own.warning(job_of(), 34 * MINUTE, has_log=True) is None
-    assert own.warning(job_of(), 35 * MINUTE, has_log=True)
-
-
-def test_a_job_without_an_address_for_checkpoints_is_reported():
-    found = logged((1, "step=1 epoch=1")).warning(job_of(CheckpointConfig={}), 0, has_log=True)
-    assert found and found.key == "checkpoint_s3" and '"auto"' in found.cure
 
 
 def test_a_sharded_checkpoint_counts_once_all_its_shards_arrived(aws, sent):
