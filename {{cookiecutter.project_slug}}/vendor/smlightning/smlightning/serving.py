@@ -79,13 +79,7 @@ def input_fn(body: str | bytes, content_type: str | None) -> list[Any]:
             return value if isinstance(value, list) else [value]
         lines = _lines(content)
         return [json.loads(line) for line in lines] if kind == JSON_LINES else list(lines)
-    except UnicodeDecodeError:
-        raise rejected(400, "the body is not UTF-8; encode it as UTF-8") from None
-    except RecursionError:
-        raise rejected(
-            400, f"the body is not valid {kind}: it is nested too deeply; correct it"
-        ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, nested too deeply
         raise rejected(400, f"the body is not valid {kind}: {error}; correct it") from None
 
 
