@@ -94,6 +94,8 @@ def test_a_mistake_is_found_with_a_cure(case, tmp_path):
     levels = [each.level for each in named]
     assert case.get("level", "error") in levels, [str(each) for each in results]
     assert any(case.get("cure", "") in each.cure for each in named), [str(each) for each in named]
+    errors = [each for each in results if each.level == "error"]
+    assert len(errors) == 1 or not case.get("alone"), [str(each) for each in errors]
     assert all(each.problem and each.cure and "\n" not in str(each) for each in results)
     accepted = findings.ordered(results, [each.key for each in results])
     assert not findings.has_errors(accepted)

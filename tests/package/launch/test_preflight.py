@@ -18,7 +18,6 @@ from smlightning.__main__ import main
 from smlightning.launch import (
     findings,
     images,
-    job,
     preflight,
     price,
     request,
@@ -227,47 +226,3 @@ def test_cost_is_never_invented(good):
         good.replace(price_per_hour=2.0, tune=Tune(max_jobs=20, parallel=3)), tuning=True
     )
     assert "12.00 USD an hour, at most 320.00 USD: 20 jobs × 2 instances × 4 h" in said
-
-
-TRAINING = {"hyperparameters": {"dataset": "training"}}
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"channels": {"training": "s3://b/x"}, **TRAINING}, '"b" in "s3://b/x"'),
-        ({"name": "x" * 67}, "expected 1 to 47 letters"),
-        ({"role": "my role"}, "my role"),
-        ({"checkpoint_s3": "checkpoints"}, "is not an S3 address"),
-        (
-            {"channels": {"training": "/data"}, **TRAINING},
-            "is not an S3 address",
-        ),
-        (
-            {
-                "region": "eu-central1",
-                "bucket": "sagemaker-eu-central-1-123456789012",
-                "registry": "123456789012.dkr.ecr.eu-central-1.amazonaws.com/mirror",
-                "request": {"OutputDataConfig": {"KmsKeyId": "arn:aws:kms:eu-central-1:1:key/x"}},
-            },
-            "did you mean eu-central-1?",
-        ),
-    ],
-)
-def test_a_mistake_has_one_error(good, changes, words):
-    table = {**good.model_dump(exclude_defaults=True), "distribution": "torch_distributed"}
-    wanted = job.from_table(
-        {**table, "instance_type": "ml.g5.12xlarge", **changes}, projects.find()
-    )
-    found, _ = preflight.offline_checks(wanted, projects.find())
-    errors = [str(finding) for finding in found if finding.level == "error"]
-    assert len(errors) == 1 and words in errors[0], errors
-
-
-@pytest.mark.parametrize(
-    ("given", "cure"), [("ml.p9.48xlarge", "correct it?"), ("ml.p4d.24xlage", "ml.p4d.24xlarge?")]
-)
-def test_a_suggested_instance_type_is_of_the_same_generation(good, given, cure):
-    found, _ = preflight.offline_checks(good.replace(instance_type=given), PROJECT)
-    cures = {finding.cure for finding in found if finding.key == "instance_type"}
-    assert any(cure in each for each in cures) and not any("p2" in each for each in cures)
