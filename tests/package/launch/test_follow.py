@@ -210,36 +210,31 @@ def test_a_stopped_job_prints_its_reason_and_checkpoints(aws, sent):
         assert told in text and 'checkpoint_s3 = "s3://language-id/checkpoints"' in text
 
 
-def test_ctrl_c_prints_how_to_attach_and_stop(aws, sent, monkeypatch):
-    def interrupt(seconds: float) -> None:
-        raise KeyboardInterrupt
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [(KeyboardInterrupt(), 130), (refusal("ExpiredTokenException", "DescribeTrainingJob"), 1)],
+)
+def test_an_end_of_the_following_prints_how_to_attach_and_stop(
+    aws, sent, monkeypatch, capsys, end, status
+):
+    """Ctrl-C, or credentials that expire meanwhile; the job runs on."""
+
+    def wait(seconds: float) -> None:
+        raise end
 
     sent.training_job_status = sent.secondary_status = "InProgress"
-    monkeypatch.setattr("time.sleep", interrupt)
-    screen, name = console(), sent.training_job_name
-    with pytest.raises(KeyboardInterrupt):
-        follow.follow(name, REGION, console=screen)
-    assert sent.training_job_status == "InProgress"
+    monkeypatch.setattr("time.sleep", wait)
+    name = sent.training_job_name
+    assert main(["attach", name, "--region", REGION]) == status
+    said = capsys.readouterr()
     for way in (
         f"smlightning attach {name}",
         f"smlightning stop {name}",
         f"us-east-1.console.aws.amazon.com/sagemaker/home?region=us-east-1#/jobs/{name}",
     ):
-        assert way in screen.file.getvalue()
-
-
-def test_expired_credentials_end_the_following_only(aws, sent, monkeypatch, capsys):
-    sent.training_job_status = sent.secondary_status = "InProgress"
-    name = sent.training_job_name
-    first = aws.client("sagemaker").describe_training_job(TrainingJobName=name)
-    record(
-        monkeypatch,
-        DescribeTrainingJob=[first, refusal("ExpiredTokenException", "DescribeTrainingJob")],
-    )
-    assert main(["attach", name, "--region", REGION]) == 1
-    said = capsys.readouterr()
-    assert f"python -m smlightning attach {name}" in said.out
-    assert said.err.startswith("error: ") and "aws configure" in said.err
+        assert way in said.out
+    assert ("aws configure" in said.err) == (status == 1)
+    assert sent.training_job_status == "InProgress"
 
 
 def test_follow_retries_after_network_errors_and_throttling(aws, sent, monkeypatch):
