@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from small_job import PROJECT, edited
 
-from smlightning.launch import aws, job, request
+from smlightning.launch import aws, findings, job, request
 from smlightning.launch.job import Job, JobError
 
 PLAIN = {"name": "x", "region": "us-east-1", "instance_type": "ml.g5.xlarge", "instance_count": 1}
@@ -56,8 +56,13 @@ def test_all_mistakes_of_the_file_are_reported_at_once() -> None:
     table = {"nmae": "x", "region": 7, "network": {"subnets": "s", "tags": 1}, "tags": {"a": 1}}
     missing = {"name", "instance_type", "instance_count"}
     wrong = {"nmae", "region", "network.subnets", "network.tags", "tags.a"}
-    found = problems(table)
-    assert found.keys() == missing | wrong
+    with pytest.raises(JobError) as raised:
+        job.from_table(table, PROJECT)
+    lines = findings.error_lines(raised.value)
+    assert lines == raised.value._render_traceback_()  # in a notebook
+    assert {tuple(line.split(": ")[:2]) for line in lines} == {
+        ("error", key) for key in missing | wrong
+    }
 
 
 @pytest.mark.parametrize(
