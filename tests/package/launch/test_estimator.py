@@ -43,7 +43,7 @@ CASES["instance groups"] = {
     "region": "us-east-1",
     "request": {
         "ResourceConfig": {"InstanceGroups": GROUPS},
-        "OutputDataConfig": {"CompressionType": "NONE"},
+        "OutputDataConfig": {"CompressionType": "NONE", "S3OutputPath": "s3://bucket/team"},
     },
 }
 NAME = "language-id-20261123-010203"
