@@ -67,6 +67,7 @@ def test_a_running_job_prints_the_loss_of_a_stop(aws, sent, monkeypatch, capsys,
     main([command, sent.training_job_name, "--region", REGION])
     text = capsys.readouterr().out
     assert "checkpoint of step 390 in S3, 0 min old, a stop now loses 25 steps" in text
+    assert ("train/loss 1.5" in text) == (command == "attach")  # of METRICS in src/options.py
     assert "warning" not in text
 
 
