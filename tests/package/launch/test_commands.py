@@ -158,6 +158,12 @@ def test_commands_for_sent_jobs_work_with_a_broken_job_toml(
     assert str(tmp_path / "job.toml") in capsys.readouterr().err
 
 
+def test_a_sent_job_is_followed_without_a_project(aws, sent, monkeypatch, capsys):
+    monkeypatch.delenv("SMLIGHTNING_PROJECT")
+    assert main(["attach", sent.training_job_name, "--region", REGION]) == 0
+    assert "completed" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("step", ["price.cost", "follow.follow"])
 def test_ctrl_c_ends_submit_with_status_130(aws, good, monkeypatch, capsys, step):
     def interrupt(*_: object, **__: object) -> None:
