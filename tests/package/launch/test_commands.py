@@ -80,6 +80,7 @@ def test_an_unexpected_word_is_reported(capsys, words, said):
         (["deploy", "a-job", "--count", "two"], "--count"),
         (["submit", "--queue", ""], "--queue"),  # of an unset variable: it would send at once
         (["submit", "--queue", "no such queue!"], "--queue"),
+        (["rehearse", "--hosts", "two"], "--hosts"),
     ],
 )
 def test_a_mistake_on_the_command_line_is_one_sentence(capsys, words, said):

@@ -163,6 +163,9 @@ def test_each_cause_of_a_failure_has_one_stack_trace() -> None:
         f"{second}{again}",
         *logs["algo-1"][15:],
     ]
+    endless = [job_log.Line(0, "algo-1", job_log.TRACE)]
+    endless += [job_log.Line(0, "algo-1", "  more")] * job_log.LONGEST_TRACE
+    assert [*job_log.Traces().shown(endless)] == endless
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ def test_history_knows_the_region_of_a_job(aws, sent, tmp_path):
     here = projects.Project(tmp_path)  # without a job.toml
     with pytest.raises(UserError, match="--region"):
         sent_jobs.region_of(here, "x")
-    sent_jobs.remember(here, "x", "eu-west-1")
+    for region in ("eu-north-1", "eu-west-1"):
+        sent_jobs.remember(here, "x", region)
     with Path(sent_jobs.FILE).open("a") as file:
         file.write("damaged\n[]\n")
     assert sent_jobs.region_of(here, "x") == "eu-west-1"

@@ -6,12 +6,11 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
 from smlightning import __version__
 from smlightning.errors import UserError
 from smlightning.launch import commands
-from smlightning.launch.findings import cure_for_unknown_name, print_error
+from smlightning.launch.findings import Parser, cure_for_unknown_name, print_error
 from smlightning.terminal import printable_output
 
 DESCRIPTION = "Check, rehearse, send, follow and fetch SageMaker training jobs."
@@ -29,14 +28,6 @@ EXTRAS = {
     "psutil": "rehearsal",
     "sagemaker_training": "rehearsal",
 }
-
-
-class Parser(argparse.ArgumentParser):
-    """Reports a mistake in one sentence, without the usage."""
-
-    def error(self, message: str) -> NoReturn:
-        print_error(UserError(message, f"see {self.prog} --help"))
-        self.exit(2)
 
 
 def parser() -> argparse.ArgumentParser:

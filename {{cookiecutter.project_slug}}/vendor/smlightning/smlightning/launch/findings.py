@@ -1,11 +1,13 @@
 """Findings: the problems of a job that preflight prints, each with its cure."""
 
+import argparse
 import difflib
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
+from typing import NoReturn
 
 from smlightning.errors import UserError
 
@@ -60,6 +62,14 @@ def print_error(problem: Exception) -> None:
     """Print a user's mistake to standard error."""
     for line in error_lines(problem):
         print(line, file=sys.stderr)
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports a mistake on the command line in one sentence, without the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        print_error(UserError(message, f"see {self.prog} --help"))
+        self.exit(2)
 
 
 def ordered(findings: Iterable[Finding], accepted: Collection[str] = ()) -> list[Finding]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from smlightning.errors import UserError
 from smlightning.launch.constants import DISTRIBUTIONS
-from smlightning.launch.findings import cure_for_unknown_name, print_error
+from smlightning.launch.findings import Parser, cure_for_unknown_name, print_error
 from smlightning.rehearsal.processes import END_SIGNALS
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ this command line or in job.toml, 130 after Ctrl-C.
 
 def parser() -> argparse.ArgumentParser:
     """The command line; hyperparameters follow ``--``."""
-    command = argparse.ArgumentParser(
+    command = Parser(
         prog="python -m smlightning rehearse",
         usage="%(prog)s [options] [-- --epochs 1 --lr 1e-3 ...]",
         description=DESCRIPTION,
