@@ -61,17 +61,26 @@ def test_fetch_brings_model_and_curves(aws, sent, tmp_path):
         "empty",
     ],
 )
-def test_fetch_refuses_what_leads_out_or_is_damaged(aws, sent, tmp_path, body):
+def test_fetch_rejects_what_leads_out_or_is_damaged(aws, sent, tmp_path, body):
     put(aws, sent, body)
     with pytest.raises(UserError, match="archive"):
         fetch.fetch(sent.training_job_name, REGION, tmp_path / "models" / "x")
     assert not list((tmp_path / "models").iterdir()) and not list(tmp_path.glob("evil"))
 
 
-def test_fetch_refuses_a_model_with_a_file_named_output(aws, sent, tmp_path):
+def test_fetch_rejects_a_model_with_a_file_named_output(aws, sent, tmp_path):
     put(aws, sent, archive(("output", tarfile.REGTYPE, b"x")))
     with pytest.raises(UserError, match="contains `output`"):
         fetch.fetch(sent.training_job_name, REGION, tmp_path / "models" / "x")
+
+
+def test_fetch_needs_a_python_that_unpacks_safely(
+    aws, sent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(aws, sent, archive(("config.json", tarfile.REGTYPE, b"{}")))
+    monkeypatch.delattr(tarfile, "data_filter")
+    with pytest.raises(UserError, match="cannot unpack an archive safely; use Python 3"):
+        fetch.fetch(sent.training_job_name, REGION, tmp_path / "x")
 
 
 def test_fetch_without_a_model(aws, sent, tmp_path, monkeypatch):

@@ -52,6 +52,11 @@ def test_a_mistake_has_one_finding_with_its_key_and_cure(key: str) -> None:
     assert problem.startswith(f"found {value}, expected " if value else "job.toml has no such")
 
 
+def test_a_wrong_entry_of_a_list_is_reported_with_its_number() -> None:
+    found = problems({**PLAIN, "network": {"subnets": ["subnet-1", 3]}})
+    assert found["network.subnets"][0].startswith("entry 2 is wrong, expected ")
+
+
 def test_all_mistakes_of_the_file_are_reported_at_once() -> None:
     table = {"nmae": "x", "region": 7, "network": {"subnets": "s", "tags": 1}, "tags": {"a": 1}}
     missing = {"name", "instance_type", "instance_count"}

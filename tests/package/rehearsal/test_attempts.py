@@ -47,6 +47,11 @@ def test_a_host_is_lost_only_once_a_checkpoint_is_complete(tmp_path: Path) -> No
         (checkpoints / name).write_bytes(content)
         may = faults.may_interrupt(Fault(LOSE_HOST, 1), tmp_path, hosts)
         assert may == (content in (whole, b"others") and name in ("1.pt", "2.pth")), name
+    for content in (half, whole):
+        (checkpoints / "3.ckpt" / "sharded").mkdir(parents=True, exist_ok=True)
+        (checkpoints / "3.ckpt" / "sharded" / "__0_0.pt").write_bytes(content)
+        may = faults.may_interrupt(Fault(LOSE_HOST, 1), tmp_path, hosts)
+        assert may == (content == whole), "a folder"
 
 
 def test_the_requests_entry_point_sees_only_its_hosts_processes(

@@ -1,6 +1,7 @@
 """The model of a job that has ended: downloaded, and unpacked without leaving its folder."""
 
 import shutil
+import sys
 import tarfile
 import tempfile
 from pathlib import Path
@@ -118,9 +119,14 @@ def unpack(archive: Path, target: Path) -> None:
     Symbolic links, which got past it (CVE-2025-4517), are rejected before.
 
     Raises:
-        UserError: the archive is damaged, too large for the disk, or rejected, as all are by
-            Python before 3.11.4, which has no filter.
+        UserError: the archive is damaged, too large for the disk, or rejected; Python has no
+            filter.
     """
+    if not hasattr(tarfile, "data_filter"):  # before 3.11.4
+        raise UserError(
+            f"Python {sys.version.split()[0]} cannot unpack an archive safely",
+            "use Python 3.11.4 or newer, or unpack it with tar yourself",
+        )
     target.mkdir(parents=True, exist_ok=True)
     try:
         with tarfile.open(archive, "r:gz") as tar:

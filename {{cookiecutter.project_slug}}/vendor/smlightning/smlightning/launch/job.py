@@ -376,7 +376,10 @@ def _findings(
         depth = 3 if place[:2] == ("tune", "ranges") else 2 if place[0] in TABLES else 1
         place = place[:depth]  # below: the members of a list or a union
         message = problem["msg"].removeprefix("Value error, ")
-        messages.setdefault(place, []).append(message.replace("Input should be", "expected", 1))
+        message = message.replace("Input should be", "expected", 1)
+        for index in filter(lambda part: isinstance(part, int), problem["loc"][depth:]):
+            message = f"entry {index + 1} is wrong, {message}"
+        messages.setdefault(place, []).append(message)
         if problem["type"] == "extra_forbidden":
             unknown.add(place)
     for place, texts in messages.items():

@@ -31,7 +31,9 @@ def may_interrupt(fault: Fault, run: Path, hosts: Sequence[Host]) -> bool:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether all of a checkpoint's file is written, as far as its format shows it."""
+    """Whether all of a checkpoint's file or folder is written, as far as its format shows it."""
+    if path.is_dir():  # sharded weights of Lightning or DeepSpeed
+        return all(is_whole(each) for each in path.rglob("*") if each.is_file())
     if zipfile.is_zipfile(path):
         return True
     with contextlib.suppress(OSError), path.open("rb") as file:

@@ -134,6 +134,9 @@ def option_paths(job: Job, project: Project) -> Iterator[Finding]:
                 "upload it, as by aws s3 cp --recursive; set its address under [channels], as "
                 f'{name} = "s3://bucket/folder/"; and set {option} = "{given}"',
             )
+        elif not value.startswith("/") and (similar := hub.similar_path(value)):
+            problem = f'"{value[:80]}" is not here, but the similar path {similar} is'
+            yield warning(key, problem, "correct it, if you mean this one")
 
 
 def is_output(declared: Option | None, name: str, value: str) -> bool:

@@ -27,7 +27,7 @@ def is_local(option: str, text: str) -> bool:
     if text.startswith(TEMPORARY):  # by the script itself, perhaps
         return False
     is_no_name = option in OF_HUB and RELATIVE.match(text) and not hub.NAME.fullmatch(text)
-    return bool(LOCAL.fullmatch(text) or is_no_name or hub.similar_path(text))
+    return bool(LOCAL.fullmatch(text) or is_no_name)
 
 
 def travels(project: Project, text: str) -> bool:
