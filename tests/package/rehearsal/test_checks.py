@@ -108,7 +108,9 @@ def test_a_failure_gives_its_cause_once_and_skips_checks_without_evidence(
     assert failed(verdicts) == {"hosts-succeeded"}
     detail = by_name(verdicts)["hosts-succeeded"].detail
     assert detail.count("no room") == 1 and "more" not in detail
-    assert by_name(verdicts)["weights-identical"].verdict == SKIPPED
+    for name in ("weights-identical", "resumes-from-checkpoint"):
+        check = by_name(verdicts)[name]
+        assert (check.verdict, check.detail) == (SKIPPED, checks.FAILED_BEFORE)
 
 
 def test_files_that_do_not_spoil_each_other_have_several_writers(tmp_path: Path) -> None:

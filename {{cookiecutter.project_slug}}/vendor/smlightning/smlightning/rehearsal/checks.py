@@ -444,6 +444,8 @@ def model_predicts(plan: Plan, attempt: Attempt) -> Conclusion:
 
 def resuming_is_untested(plan: Plan, attempt: Attempt) -> Conclusion:
     """Only an interruption shows whether a script resumes that does not use this package."""
+    if not attempt.succeeded:
+        return Conclusion(SKIPPED, FAILED_BEFORE)
     if "CheckpointConfig" not in plan.request:
         return Conclusion(SKIPPED, NO_CHECKPOINTS)
     return Conclusion(SKIPPED, f"no host was stopped; --stop-host {plan.hosts} tests it")
