@@ -377,8 +377,9 @@ def _findings(
         place = place[:depth]  # below: the members of a list or a union
         message = problem["msg"].removeprefix("Value error, ")
         message = message.replace("Input should be", "expected", 1)
-        for index in filter(lambda part: isinstance(part, int), problem["loc"][depth:]):
-            message = f"entry {index + 1} is wrong, {message}"
+        for part in problem["loc"][depth:]:
+            if isinstance(part, int):
+                message = f"entry {part + 1} is wrong, {message}"
         messages.setdefault(place, []).append(message)
         if problem["type"] == "extra_forbidden":
             unknown.add(place)
