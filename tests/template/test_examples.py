@@ -66,7 +66,7 @@ from smlightning.testing import runs
 place = Path(sys.argv[1])
 options = {**small.options(place), "checkpoint_steps": 1, "epochs": 3}
 whole = runs.train(place / "whole", options, world_size=2)
-for batches in (3, 5):
+for batches in (3, 5, 2, 4, 3):
     runs.train(place / "killed", options, world_size=2, kill_at=batches)
 resumed = runs.train(place / "killed", options, world_size=2)
 more = {**small.options(place), "model_name": str(place / "whole" / "outputs" / "model")}
@@ -81,7 +81,7 @@ print(json.dumps({
 
 
 @pytest.mark.long
-def test_two_kills_change_no_bit_and_the_saved_model_is_fine_tuned(
+def test_five_kills_change_no_bit_and_the_saved_model_is_fine_tuned(
     example: Project, tmp_path: Path
 ) -> None:
     """On two ranks."""
@@ -89,7 +89,7 @@ def test_two_kills_change_no_bit_and_the_saved_model_is_fine_tuned(
     printed = example.run("python", "-c", KILLS, str(tmp_path), PYTHONPATH=path).stdout
     found = json.loads(printed.splitlines()[-1])
     assert found["equal"] == [[True] * 3] * 2
-    assert 0 < found["batches"][1] <= found["batches"][0] - 4
+    assert 0 < found["batches"][1] <= found["batches"][0] - 5
     first, tuned = found["first_losses"]
     assert tuned < 0.8 * first
 
