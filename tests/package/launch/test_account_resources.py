@@ -104,6 +104,48 @@ def test_a_missing_or_disabled_resource_is_an_error(aws, good, change: Change, k
     assert finding.key == key and finding.cure
 
 
+APP = SERVER.replace("tracking-server/team", "app/app-1")
+
+
+@pytest.mark.parametrize(
+    ("operation", "answer", "job_of", "levels"),
+    [
+        (
+            "DescribeMlflowTrackingServer",
+            lambda state: {"TrackingServerStatus": state},
+            lambda job: job.replace(mlflow=SERVER),
+            {"Started": "", "Created": "", "Stopped": "error", "Starting": ""},
+        ),
+        (
+            "DescribeMlflowApp",
+            lambda state: {"Status": state},
+            lambda job: job.replace(mlflow=APP),
+            {"Created": "", "Deleting": "error", "Creating": ""},
+        ),
+        (
+            "DescribeFileSystems",
+            lambda state: {"FileSystems": [{"Lifecycle": state}]},
+            lambda job: of_training(job, LUSTRE),
+            {"AVAILABLE": "", "CREATING": "", "DELETING": "error"},
+        ),
+    ],
+)
+def test_a_resource_in_an_unusable_state_is_an_error(
+    aws,
+    good,
+    monkeypatch,
+    operation: str,
+    answer: Callable[[str], dict[str, Any]],
+    job_of: Callable[[Job], Job],
+    levels: dict[str, str],
+):
+    """Such as a stopped server; a state that passes by itself is none."""
+    for state, level in levels.items():
+        record(monkeypatch, **{operation: answer(state)})
+        found = [each for each in findings(job_of(good)) if state in each.problem]
+        assert [each.level for each in found] == [level] * bool(level), state
+
+
 @pytest.mark.parametrize(
     ("operation", "change", "key"),
     [

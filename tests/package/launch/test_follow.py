@@ -21,11 +21,10 @@ def test_follow_prints_log_status_and_metrics_to_the_end(aws, sent, monkeypatch)
     sent.training_job_status = sent.secondary_status = "InProgress"
     name, screen = sent.training_job_name, console()
     log(aws, name, "algo-1", "Invoking TorchDistributed...")
+    late = f"{job_log.TRACE}: the log's end comes late, within a stack trace"
 
     def later(seconds: float) -> None:
-        monkeypatch.setattr(
-            "time.sleep", lambda _: log(aws, name, "algo-1", "the log's end comes late", at=3000)
-        )
+        monkeypatch.setattr("time.sleep", lambda _: log(aws, name, "algo-1", late, at=3000))
         log(
             aws,
             name,
@@ -63,7 +62,7 @@ def test_follow_prints_log_status_and_metrics_to_the_end(aws, sent, monkeypatch)
     )
     assert f"python -m smlightning fetch {name}" in text
     assert all(part in text for part in ("1:01:01", "0:20:20", "2 instances", "67%"))
-    assert "the log's end comes late" in text
+    assert late in text
     assert "epoch 1 of 6 · step 2 · train/loss 1.5" in follow.progress(outcome)
 
 

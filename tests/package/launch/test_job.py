@@ -31,6 +31,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str, str]] = {
     "network.subnets": ({"network": {"subnets": "subnet-1"}}, '"subnet-1"', ""),
     "hyperparameters.lr": ({"hyperparameters": {"lr": [1]}}, "list", ""),
     "environment.PIN": ({"environment": {"PIN": 4711}}, "int", ""),
+    "secrets.PIN": ({"secrets": {"PIN": 4711}}, "int", ""),
     "tags.a": ({"tags": {"a": 1}}, "1", ""),
     "channels.training": ({"channels": {"training": 1}}, "1", ""),
     "tags": ({"tags": 1}, "1", "[tags]"),

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from small_rehearsal import script, small_plan, small_request, stranger
 
-from smlightning.rehearsal import attempts, faults
+from smlightning.launch.job_log import TRACE
+from smlightning.rehearsal import attempts, faults, report
 from smlightning.rehearsal.hosts import Host, create_hosts
 from smlightning.rehearsal.plan import LOSE_HOST, STOP_HOST, Fault, Plan
 
@@ -52,6 +54,7 @@ def test_a_host_is_lost_only_once_a_checkpoint_is_complete(tmp_path: Path) -> No
         (checkpoints / "3.ckpt" / "sharded" / "__0_0.pt").write_bytes(content)
         may = faults.may_interrupt(Fault(LOSE_HOST, 1), tmp_path, hosts)
         assert may == (content == whole), "a folder"
+        assert faults.interrupt(Fault(LOSE_HOST, 1), tmp_path, hosts) == may
 
 
 def test_the_requests_entry_point_sees_only_its_hosts_processes(
@@ -64,6 +67,14 @@ def test_the_requests_entry_point_sees_only_its_hosts_processes(
     [host], lines = play(small_plan(1, 1, request=request), "exit 9")
     folder = (host.base / "processes/self").resolve()
     assert lines == [(0, "INFO"), (0, str(folder))] and host.exit_code == 0
+
+
+def test_a_log_that_ends_within_a_stack_trace_is_shown_whole(tmp_path: Path) -> None:
+    plan, screen = small_plan(1, 1), Console(file=io.StringIO(), width=200)
+    hosts = create_hosts(plan, tmp_path)
+    lines = [TRACE, '  File "train.py", line 1, in f']
+    report.show(screen, "a run", plan, hosts, ((hosts[0], line) for line in lines))
+    assert all(line in screen.file.getvalue() for line in lines)
 
 
 def test_a_noisy_host_ends_at_the_time_limit(play: Play, tmp_path: Path) -> None:

@@ -42,6 +42,10 @@ def test_random_numbers_depend_on_seed_step_and_rank(draw: Any) -> None:
     assert len(set(others)) == len(others)
 
 
+def test_fetching_and_training_use_different_numbers() -> None:
+    assert drawn_while_fetching(5, 3)[0] != drawn_in_step(5, 3)
+
+
 def test_a_streams_iterator_has_the_numbers_of_its_epoch() -> None:
     """It is made after the epoch before, or when training starts."""
     within = StepSeed(5)
