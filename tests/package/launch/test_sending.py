@@ -72,17 +72,6 @@ def test_another_accounts_default_bucket_is_refused(
     assert "bucket" in raised.value.cure
 
 
-def test_the_buckets_own_key_encrypts_the_upload_of_a_job_without_a_key(
-    aws: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`aws:kms` in the call would choose AWS's own key in its place (API_PutObject)."""
-    asked = record(monkeypatch)
-    wanted = GOOD.replace(bucket="language-id")
-    place = sending.account_destination(wanted)
-    sending.upload(wanted, PROJECT, place, "words", {"S3OutputPath": "s3://language-id/"})
-    assert not {"ServerSideEncryption", "SSEKMSKeyId"} & asked["PutObject"].keys()
-
-
 def test_the_upload_is_encrypted_with_the_outputs_key(
     aws: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
