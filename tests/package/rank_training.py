@@ -274,7 +274,7 @@ class OtherValidation(Rows):
     def val_dataloader(self) -> DataLoader:
         rank = torch.distributed.get_rank()
         count = 8 - 2 * rank
-        sampler: Any = DistributedSampler(range(count), 1, 0, shuffle=False)  # type: ignore[arg-type]
+        sampler: Any = DistributedSampler(range(count), 1, 0, shuffle=False)
         return DataLoader(range(count), SIZE, sampler=sampler)  # type: ignore[arg-type]
 
 

@@ -134,7 +134,7 @@ def test_the_estimators_archive_holds_the_same_files(
     assert uploads["extra"] == {"ServerSideEncryption": "aws:kms"}
     with tarfile.open(fileobj=io.BytesIO(uploads["content"])) as tar:
         members = [each for each in tar if each.isfile() and "__pycache__" not in each.name]
-        files = {each.name: tar.extractfile(each).read() for each in members}  # type: ignore[union-attr]
+        files = {each.name: tar.extractfile(each).read() for each in members}
     assert files == {name: path.read_bytes() for name, path in source_archive.files(SRC).items()}
 
 

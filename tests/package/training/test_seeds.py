@@ -25,7 +25,7 @@ def trainer(batch: int, rank: int = 0) -> Any:
 
 def drawn_in_step(seed: int, batch: int, rank: int = 0) -> float:
     torch.rand(7)  # whatever came before
-    StepSeed(seed).on_train_batch_start(trainer(batch, rank), None, None, batch)  # type: ignore[arg-type]
+    StepSeed(seed).on_train_batch_start(trainer(batch, rank), None, None, batch)
     return torch.rand(1).item()
 
 

@@ -46,7 +46,7 @@ def before(cut: set[str]) -> None:
         data.Data.train_dataloader = whole  # type: ignore[method-assign]
     if "metrics-not-reduced" in cut:
         log = LightningModule.log
-        model.Model.log = lambda self, name, value, **_: log(self, name, value)  # type: ignore[method-assign, assignment]
+        model.Model.log = lambda self, name, value, **_: log(self, name, value)
 
 
 def strategy(cut: set[str], right: Any, devices: int, num_nodes: int) -> tuple[Any, int, int]:
@@ -68,7 +68,7 @@ def after(cut: set[str], trained: LightningModule, model_dir: Path) -> None:
     """Cut what has to be cut between `fit` and `test`."""
     if "weights-drift" in cut and dist.get_global_rank() == 1:
         hook = trained.on_test_epoch_end
-        trained.on_test_epoch_end = lambda: (hook(), trained.net.bias.data.add_(1))  # type: ignore[method-assign, operator, return-value, union-attr]
+        trained.on_test_epoch_end = lambda: (hook(), trained.net.bias.data.add_(1))
     if "every-rank-saves-safetensors" in cut:  # writes from Rust
         model_dir.mkdir(parents=True, exist_ok=True)
         save_file(trained.state_dict(), model_dir / "model.safetensors")
