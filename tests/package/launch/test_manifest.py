@@ -86,8 +86,8 @@ def test_one_cpu_host_is_one_pod_without_resources(hyperpod):
 
 
 def test_secrets_are_keys_of_one_kubernetes_secret():
-    hub_token = "team/hub"
-    job = GOOD.replace(secrets={"WANDB_API_KEY": "team/wandb"}, hub_token_secret=hub_token)
+    stored = "team/hub"
+    job = GOOD.replace(secrets={"WANDB_API_KEY": "team/wandb"}, hub_token_secret=stored)
     env = pods(printed(job))[0]["containers"][0]["env"]
     taken = {entry["name"]: entry["valueFrom"] for entry in env if "valueFrom" in entry}
     assert taken == {

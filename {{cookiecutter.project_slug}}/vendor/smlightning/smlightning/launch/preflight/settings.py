@@ -19,7 +19,7 @@ BUCKET_RULE = "a name has 3 to 63 lower-case letters, digits, hyphens and dots"
 S3_HOST = re.compile(r"https://[\w.-]*\bs3\b[\w.-]*\.amazonaws\.com(\.cn)?/.*", re.ASCII)
 
 # TrainingJobName has at most 63 characters; request.job_name adds 16.
-NAME = re.compile(r"(?=.{1,47}$)[A-Za-z0-9](-*[A-Za-z0-9])*")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,46}")
 ROLE = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:role/[\w+=,.@/-]+|[\w+=,.@-]{1,64}", re.ASCII)
 MLFLOW = re.compile(r"arn:[\w-]+:sagemaker:[\w-]+:\d{12}:mlflow-(app|tracking-server)/.+")
 # As AWS's toolkit reads it (sagemaker-training 5.1.4, modules.py).
@@ -94,7 +94,7 @@ def names(job: Job, project: Project) -> Iterator[Finding]:
     """Names and ARNs of a role, a bucket, an MLflow server and a secret."""
     if not NAME.fullmatch(job.name):
         problem = f'found "{job.name[:80]}", expected 1 to 47 letters, digits and hyphens'
-        yield error("name", problem, "shorten or correct it; no hyphen first or last")
+        yield error("name", problem, "shorten or correct it; it begins with a letter or a digit")
     codeartifact = f"environment.{requirements.CODEARTIFACT}"
     values = {
         "role": job.role,
