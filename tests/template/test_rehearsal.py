@@ -267,7 +267,7 @@ def test_sigterm_ends_everything(
     folder.mkdir()
     command = [*COMMAND, *size(2, 1, "pytorchddp"), *options(words, 2)]
     child = start(project, log, *command, TMPDIR=str(folder), **without_sdk)
-    wait_until(lambda: "Invoking user" in log.read_text())
+    wait_until(lambda: "Invoking user" in log.read_text() or child.poll() is not None)
     child.terminate()
-    assert child.wait(timeout=20) == 130
+    assert child.wait(timeout=20) == 130, log.read_text()
     assert not processes_below(folder) and not list(folder.iterdir())

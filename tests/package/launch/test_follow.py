@@ -162,6 +162,9 @@ def test_each_cause_of_a_failure_has_one_stack_trace() -> None:
         f"{second}{again}",
         *logs["algo-1"][15:],
     ]
+    mixed = [*trace("/opt/ml/code", "")[:-1], "step=5 epoch=1"] * 2
+    interrupted = [job_log.Line(0, "algo-1", text) for text in mixed]
+    assert [*job_log.Traces().shown(interrupted)] == interrupted
     endless = [job_log.Line(0, "algo-1", job_log.TRACE)]
     endless += [job_log.Line(0, "algo-1", "  more")] * job_log.LONGEST_TRACE
     assert [*job_log.Traces().shown(endless)] == endless

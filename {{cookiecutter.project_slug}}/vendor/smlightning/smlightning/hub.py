@@ -5,6 +5,7 @@ A job's request contains the names of its secrets, not their values.
 
 import contextlib
 import difflib
+import itertools
 import json
 import os
 import re
@@ -128,7 +129,8 @@ def similar_path(missing: str) -> str:
     """
     path = Path(os.path.expanduser(missing))  # noqa: PTH111  takes any user's name
     try:
-        names = [each.name for each in path.parent.iterdir()] if "/" in missing else []
+        entries = path.parent.iterdir() if "/" in missing else iter(())
+        names = [each.name for each in itertools.islice(entries, 10_000)]
     except (OSError, ValueError):  # no folder, or none that may be read
         return ""
     similar = difflib.get_close_matches(path.name, names, n=1)

@@ -31,7 +31,7 @@ def fetch(name: str, region: str, target: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as temporary:
         folder = Path(temporary)
         if not uri or not download(s3, uri, folder / "model"):
-            raise UserError(f"{name} left no model at {uri or 'any address'}", see_log)
+            raise UserError(f"{name} left no model{f' at {uri}' if uri else ''}", see_log)
         output = folder / "model" / "output"
         if output.exists():
             raise UserError(

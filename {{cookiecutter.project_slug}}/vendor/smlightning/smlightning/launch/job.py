@@ -368,7 +368,7 @@ def _findings(
     project: Project | None = None,
     file: str = "job.toml",
 ) -> Iterator[Finding]:
-    """A finding for each key that pydantic rejects, in pydantic's words."""
+    """A finding for each key that pydantic rejects: the value found, and what it expected."""
     messages: dict[tuple[Any, ...], list[str]] = {}
     unknown = set()
     for problem in problems.errors(include_url=False, include_input=False):

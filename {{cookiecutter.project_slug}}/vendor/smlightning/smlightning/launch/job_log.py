@@ -18,6 +18,7 @@ ROOT_CAUSE = re.compile(r"Root Cause.*?\brank\s*:\s*(\d+)", re.S)  # torchrun's 
 FAILURE = re.compile(r"Traceback \(most recent call last\)|^(\w+\.)*\w*Error\b|^error: ")
 TRACE = "Traceback (most recent call last)"  # its first line
 FRAME = re.compile(r'([^/"\\]+)", line (\d+), in (.+)')
+ERROR = re.compile(r"[A-Za-z_][\w.]*(: |$)")  # its last line: ValueError: a
 LONGEST_TRACE = 1000  # lines; Python counts frames that repeat
 
 
@@ -80,7 +81,10 @@ class Traces:
         if not frames:
             return trace
         last = trace[-1]
-        cause = (*frames[-1].groups(), RANK.sub("", last.text.lstrip()))
+        message = RANK.sub("", last.text.lstrip())
+        if not ERROR.match(message):  # another process may have written it
+            return trace
+        cause = (*frames[-1].groups(), message)
         if cause in self._causes:
             return [replace(last, text=f"{last.text} (its stack trace is above)")]
         self._causes.add(cause)

@@ -77,9 +77,9 @@ def _verdict(problems: list[str], latest: Mapping[int, Heard], cure: str) -> End
 
 
 def main_thread_frames() -> list[FrameType]:
-    """Frames of the main thread, the innermost first."""
-    innermost = sys._current_frames()[threading.main_thread().ident or 0]
-    return [frame for frame, _ in traceback.walk_stack(innermost)]
+    """Frames of the main thread, the innermost first; none once Python ends."""
+    innermost = sys._current_frames().get(threading.main_thread().ident or 0)
+    return [frame for frame, _ in traceback.walk_stack(innermost)] if innermost else []
 
 
 def main_thread_place(outer: Collection[CodeType]) -> str:
