@@ -4,6 +4,7 @@ They start ten times as fast, since the server has imported torch and Lightning.
 its own environment, output, signals and exit status.
 """
 
+import atexit
 import json
 import os
 import sys
@@ -124,4 +125,9 @@ def _run(code: str, log: str, environment: dict[str, str], arguments: tuple[str,
     processes.fork_workers()
     for name in owner.MODULES:  # the server's are of the checkout: PYTHONPATH may name a project
         sys.modules.pop(name, None)
-    exec(code, {"__name__": "__main__"})  # noqa: S102  the test's own
+    try:
+        exec(code, {"__name__": "__main__"})  # noqa: S102  the test's own
+    finally:
+        # As at the end of `python -c`; a process of multiprocessing runs no exit handler. After a
+        # failure this ends the process, before it would wait for a loader's worker.
+        atexit._run_exitfuncs()
