@@ -55,7 +55,16 @@ def test_a_mistake_has_one_finding_with_its_key_and_cure(key: str) -> None:
 
 def test_a_wrong_entry_of_a_list_is_reported_with_its_number() -> None:
     found = problems({**PLAIN, "network": {"subnets": ["subnet-1", 3]}})
-    assert found["network.subnets"][0].startswith("entry 2 is wrong, expected ")
+    assert found["network.subnets"][0].startswith("entry 2: found 3, expected ")
+    found = problems({**PLAIN, "instance_type": ["ml.g5.xlarge", 3]})
+    assert found["instance_type"][0].startswith("entry 2: found 3, expected ")
+
+
+def test_a_missing_value_is_reported() -> None:
+    table = {name: value for name, value in PLAIN.items() if name != "name"}
+    found = problems({**table, "tune": {"ranges": {"lr": {"min": 1e-4}}}})
+    assert found["name"] == ("is missing", "set it in job.toml")
+    assert "max is missing" in found["tune.ranges.lr"][0]
 
 
 def test_all_mistakes_of_the_file_are_reported_at_once() -> None:

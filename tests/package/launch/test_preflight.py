@@ -150,6 +150,15 @@ def test_each_known_defect_of_an_image_is_one_warning(good, changes, day, words)
         assert all(word in finding.sentence for word in expected)
 
 
+def test_a_job_resumes_from_auto_never_or_a_path(good):
+    levels = {}
+    for value in ("auto", "never", "nevr", "/opt/ml/checkpoints/000007-step000390-0.ckpt"):
+        found = channels.option_paths(good.replace(hyperparameters={"resume": value}), PROJECT)
+        levels[value] = [(each.level, each.key) for each in found]
+    assert levels.pop("nevr") == [("error", "hyperparameters.resume")]
+    assert not any(levels.values())
+
+
 @pytest.mark.parametrize(
     ("value", "level", "words"),
     [

@@ -284,8 +284,9 @@ class IndexStream:
         if self.checksums[done] != before and self.rank == 0:
             print(
                 f"resume: inexact: {type(self.sampler).__name__} gives another order than before, "
-                "so this epoch repeats some samples and skips others; use only random numbers of "
-                "torch, numpy or Python, or set_epoch, in your sampler",
+                "so this epoch repeats some samples and skips others; resume on as many ranks as "
+                "before, and use only random numbers of torch, numpy or Python, or set_epoch, in "
+                "a sampler of your own",
                 flush=True,
             )
 

@@ -377,9 +377,13 @@ def _findings(
         place = place[:depth]  # below: the members of a list or a union
         message = problem["msg"].removeprefix("Value error, ")
         message = message.replace("Input should be", "expected", 1)
+        if problem["type"] == "missing":
+            message = (
+                "is missing" if place == problem["loc"] else f"{problem['loc'][-1]} is missing"
+            )
         for part in problem["loc"][depth:]:
             if isinstance(part, int):
-                message = f"entry {part + 1} is wrong, {message}"
+                message = f"entry {part + 1}: found {_shown(table, (*place, part))}, {message}"
         messages.setdefault(place, []).append(message)
         if problem["type"] == "extra_forbidden":
             unknown.add(place)
@@ -387,8 +391,10 @@ def _findings(
         name, misplaced = str(place[-1]), ""
         if project and (place in unknown or place[0] in ("environment", "tags")):
             misplaced = cure_for_misplaced_key(name, project)
-        cure = misplaced or (RANGE_EXAMPLE if len(place) == 3 else "correct it")
-        text = ", or ".join(dict.fromkeys(texts))
+        of_entries = [each for each in texts if each.startswith("entry ")]  # so it is a list
+        text = ", or ".join(dict.fromkeys(of_entries or texts)).replace(", or expected", ", or")
+        usual = "set it in job.toml" if text == "is missing" else "correct it"
+        cure = misplaced or (RANGE_EXAMPLE if len(place) == 3 else usual)
         if text.startswith("expected"):
             text = f"found {_shown(table, place)}, {text}"
         if place in unknown:

@@ -118,6 +118,9 @@ def option_paths(job: Job, project: Project) -> Iterator[Finding]:
         elif value.startswith("s3://"):
             problem = f'"{value[:80]}" is an address in S3, and training reads local files'
             yield warning(key, problem, "write it under [channels], and the channel here")
+        elif option == "resume" and "/" not in value and value not in ("auto", "never"):
+            problem = f'found "{value[:80]}", expected auto, never or the path of a checkpoint'
+            yield error(key, problem, f'write "auto", or "{paths.CHANNELS}NAME/FILE.ckpt"')
         elif is_output(declared.get(option), option, value) or paths.travels(project, value):
             continue
         elif paths.is_local(option, value):
