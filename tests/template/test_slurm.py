@@ -93,7 +93,9 @@ def test_a_job_stopped_by_slurm_is_requeued_and_resumes_exactly(
     wait_until(lambda: "PENDING" in slurm.output(cluster, "squeue", "-h", "-o%T"))
     assert has("stopped by SIGTERM")
     # Slurm waits for two minutes before it starts a requeued job. Its slurmd rejects a start soon
-    # after it ended the job ("Job already killed"), and Slurm then gives the job up.
+    # after it ended the job ("Job already killed"), and Slurm then gives the job up. A busy slurmd
+    # ends it late, until when its node is not idle.
+    wait_until(lambda: "idle 2" in slurm.output(cluster, "sinfo", "-h", "-o", "%T %D"))
     time.sleep(20)
     project.run("scontrol", "update", f"JobId={number}", "StartTime=now", **cluster)
     wait_until(lambda: has("\ntest/accuracy "))
