@@ -113,6 +113,15 @@ def test_a_failure_gives_its_cause_once_and_skips_checks_without_evidence(
         assert (check.verdict, check.detail) == (SKIPPED, checks.FAILED_BEFORE)
 
 
+def test_the_cause_of_an_exception_that_the_toolkit_cut_is_in_the_log(tmp_path: Path) -> None:
+    text = 'Command "torchrun train.py"'
+    hosts = ended_hosts(
+        tmp_path, [("failure", f'ExitCode 1\nErrorMessage "RuntimeError\n"\n{text}')]
+    )
+    (hosts[0].base / "log.txt").write_text("[rank0]: RuntimeError: no room\n more\n")
+    assert checks.cause(hosts[0]) == "[rank0]: RuntimeError: no room"
+
+
 def test_files_that_do_not_spoil_each_other_have_several_writers(tmp_path: Path) -> None:
     """Checkpoints of each rank, a file of each host, and locks."""
     changes = {

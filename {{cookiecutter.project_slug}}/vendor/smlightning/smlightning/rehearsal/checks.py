@@ -132,13 +132,14 @@ def hosts_succeeded(plan: Plan, attempt: Attempt) -> Conclusion:
 def cause(host: Host) -> str:
     """Why a host failed: its failure file's cause, else its log's last error.
 
-    The toolkit finds exceptions of Python only, not the message of a parser of options.
+    The toolkit finds exceptions of Python only, not the message of a parser of options, and may cut
+    an exception after its name, since it reads what ranks print in blocks.
     """
     line = cause_line(host.output("failure"))
     log = host.base / "log.txt"
-    if line.startswith("Command ") and log.is_file():
+    if (not line or line.startswith("Command ")) and log.is_file():
         text = log.read_text(errors="replace")
-        errors = [found for found in text.splitlines() if "error: " in found]
+        errors = [found for found in text.splitlines() if re.search("[eE]rror: ", found)]
         return errors[-1] if errors else line
     return line
 
@@ -148,7 +149,7 @@ def cause_line(failure: str | None) -> str:
     for line in (failure or "").splitlines():
         text = line.strip()
         text = re.sub(r'^(ErrorMessage ")?(\[rank\d+\]:\s*)?', "", text).rstrip('"; ')
-        if not re.match(r"(ExitCode|\w+Error:$|raise |$)", text):
+        if not re.match(r"(ExitCode|\w+Error:?$|raise |$)", text):
             return shorten(text, 400, placeholder=" …")
     return ""
 
