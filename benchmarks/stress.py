@@ -400,7 +400,7 @@ def full(count: int, seed: int, folder: Path) -> Iterator[str]:
             good = good or (statuses == ["0", "0"] and "warning: " in said)
         left = files.numbered(place / "first" / "checkpoints")
         for _, path in left:
-            files.verify(path)
+            files.verified(path)
         gap = difference(whole, final_state(place)) if statuses[1] == "0" else float("nan")
         good = good and "Traceback" not in said and gap == 0.0
         yield (

@@ -48,6 +48,19 @@ def file_size_limit(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+def test_a_checkpoint_is_opened_once_to_decide(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Path] = []
+    load = files.torch_files.load
+    monkeypatch.setattr(files.torch_files, "load", lambda path: opened.append(path) or load(path))
+    path = write(tmp_path, 3)
+    opened.clear()
+    found = files.newest_verified(tmp_path)
+    assert found and found[0] == path and found[1]["position"]["step"] == 3
+    assert opened == [path]
+
+
 def test_a_name_holds_number_step_and_checksum(tmp_path: Path) -> None:
     first, second = write(tmp_path, 3), write(tmp_path, 6)
     assert re.fullmatch(r"000001-step000003-[0-9a-f]{16}\.ckpt", first.name)
@@ -89,12 +102,12 @@ def test_a_checkpoint_is_whole_only_with_the_files_that_it_names(tmp_path: Path)
     best = write_best(tmp_path, 1)
     path = write(tmp_path, 3, best=[best])
     assert files.companions(path) == [best]
-    files.verify(path)
+    files.verified(path)
     assert torch.equal(files.read(path)["best_weights"]["weights"], state(1)["weights"])
     for change in (lambda: damage(tmp_path / best), (tmp_path / best).unlink):
         change()
         with pytest.raises(UserError, match=best):
-            files.verify(path)
+            files.verified(path)
 
 
 def test_another_host_keeps_the_shards_of_the_checkpoints_that_rank_0_keeps(tmp_path: Path) -> None:
@@ -126,7 +139,7 @@ def test_prune_removes_no_best_weights_if_a_checkpoint_cannot_be_read(
         patch.setattr(torch_files, "load", fail)
         files.prune(tmp_path)
     for path in paths:
-        files.verify(path)
+        files.verified(path)
 
 
 def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path: Path) -> None:

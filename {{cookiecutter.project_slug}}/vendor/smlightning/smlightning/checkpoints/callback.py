@@ -112,7 +112,7 @@ class Checkpoints(Checkpoint):
             files.remove_temporary(self.directory)
         if path and cluster.local_rank == 0 and cluster.rank != 0:
             try:
-                files.verify(Path(path))
+                files.verified(Path(path))
             except UserError as error:
                 problem = error.problem
         problems = session.to_rank_0("checkpoint files", problem)

@@ -213,7 +213,7 @@ def read(path: Path, divided: bool = False, with_best: bool = True) -> dict[str,
     """The content of a checkpoint and of the files next to it, mapped into memory.
 
     Args:
-        path: a checkpoint that `verify` accepts.
+        path: a checkpoint that `verified` accepts.
         divided: leave tensors that are divided among shards, each a `DividedTensor`.
         with_best: read the best weights.
 
@@ -231,8 +231,8 @@ def read(path: Path, divided: bool = False, with_best: bool = True) -> dict[str,
     return state if divided else shards.whole(state)
 
 
-def verify(path: Path) -> None:
-    """Check that a checkpoint's files are as the checksums in their names say.
+def verified(path: Path) -> dict[str, Any]:
+    """The content of a checkpoint whose files are as the checksums in their names say.
 
     Raises:
         UserError: it, or a file that it names, is damaged or missing; or it holds a program; or
@@ -240,14 +240,16 @@ def verify(path: Path) -> None:
     """
     _check_checksums([path])
     try:
-        if "files" not in torch_files.load(path):
+        content: dict[str, Any] = torch_files.load(path)
+        if "files" not in content:
             raise other_version(path)
-        names = companions(path)
+        names = companions(path, content)
     except UserError:
         raise
     except Exception as error:  # of any class
         raise _damaged(path) from error
     _check_checksums([path.with_name(name) for name in names])
+    return content
 
 
 def _check_checksums(paths: list[Path]) -> None:
@@ -281,13 +283,16 @@ def _damaged(path: Path) -> UserError:
     )
 
 
-def companions(path: Path) -> list[str]:
+def companions(path: Path, content: Mapping[str, Any] | None = None) -> list[str]:
     """Names of the files that a checkpoint needs next to it.
+
+    Args:
+        content: of the checkpoint, if it is loaded.
 
     Raises:
         Exception: of any class, if it cannot be read.
     """
-    names = torch_files.load(path)["files"]
+    names = (content or torch_files.load(path))["files"]
     return [name for kind in ("shards", "best") for name in names[kind]]
 
 
@@ -303,7 +308,13 @@ def next_number(directory: Path) -> int:
 
 
 def newest(directory: Path) -> Path | None:
-    """The newest undamaged checkpoint; None if there is no checkpoint at all.
+    """The newest undamaged checkpoint; None if there is no checkpoint at all."""
+    found = newest_verified(directory)
+    return found[0] if found else None
+
+
+def newest_verified(directory: Path) -> tuple[Path, dict[str, Any]] | None:
+    """The newest undamaged checkpoint and its content; None if there is no checkpoint at all.
 
     Prints a warning for each damaged one.
 
@@ -313,8 +324,7 @@ def newest(directory: Path) -> Path | None:
     faults = []
     for _, path in numbered(directory):
         try:
-            verify(path)
-            return path
+            return path, verified(path)
         except UserError as fault:
             print(f"warning: {fault.problem}; trying the checkpoint before it", file=sys.stderr)
             faults.append(fault)

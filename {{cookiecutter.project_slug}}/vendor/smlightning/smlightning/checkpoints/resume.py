@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from smlightning import torch_files
 from smlightning.checkpoints import files
 from smlightning.checkpoints.position import Position
 from smlightning.errors import UserError
@@ -59,10 +58,10 @@ def decide(
     """
     if wanted == "never":
         return None
-    path = _named(wanted) if wanted != "auto" else files.newest(directory)
-    if path is None or (wanted == "auto" and files.mark_of(path)):
+    found = _named(wanted) if wanted != "auto" else files.newest_verified(directory)
+    if found is None or (wanted == "auto" and files.mark_of(found[0])):
         return None
-    content = torch_files.load(path)
+    path, content = found
     try:
         state = content["callbacks"][state_key]
         position = Position(**content["position"])
@@ -79,8 +78,8 @@ def decide(
     return ResumePoint(path, position.complete and not differing)
 
 
-def _named(wanted: str) -> Path:
-    """The checkpoint at the user's path."""
+def _named(wanted: str) -> tuple[Path, dict[str, Any]]:
+    """The checkpoint at the user's path, and its content."""
     path = Path(wanted)
     cure = "pass auto, never or a file such as checkpoints/000007-step000390-….ckpt"
     if not path.exists():
@@ -89,8 +88,7 @@ def _named(wanted: str) -> Path:
         raise UserError(
             f"--resume {wanted!r} is not a checkpoint of this package, or is renamed", cure
         )
-    files.verify(path)
-    return path
+    return path, files.verified(path)
 
 
 def differences(
