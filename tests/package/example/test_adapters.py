@@ -69,6 +69,14 @@ def test_a_checkpoint_holds_only_the_trained_weights(tiny_bert: str) -> None:
         net.load_state_dict(other)
 
 
+def test_a_trained_weight_is_missed_although_its_name_ends_like_a_frozen_one() -> None:
+    net = torch.nn.ModuleDict({name: torch.nn.Linear(1, 1) for name in ("head", "my_head")})
+    net["head"].requires_grad_(False)
+    keys = SimpleNamespace(missing_keys=["net.head.weight", "head.bias", "net.my_head.weight"])
+    adapters._miss_no_base(net, keys)
+    assert keys.missing_keys == ["net.my_head.weight"]
+
+
 def test_peft_and_predict_py_load_the_merged_network(saved: Path, tiny_bert: str) -> None:
     from peft import AutoPeftModelForSequenceClassification
     from transformers import AutoModelForSequenceClassification

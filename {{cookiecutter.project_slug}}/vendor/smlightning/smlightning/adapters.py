@@ -427,5 +427,6 @@ def _check_base_of_checkpoint(net: Any, state: dict[str, Any], prefix: str, *_: 
 
 
 def _miss_no_base(net: Any, keys: Any) -> None:
-    frozen = tuple(name for name, _parameter in _frozen(net))  # a missing key may have a prefix
-    keys.missing_keys[:] = [key for key in keys.missing_keys if not key.endswith(frozen)]
+    frozen = tuple(f".{name}" for name, _parameter in _frozen(net))
+    # A missing key may have a prefix, which ends with a dot.
+    keys.missing_keys[:] = [key for key in keys.missing_keys if not f".{key}".endswith(frozen)]
