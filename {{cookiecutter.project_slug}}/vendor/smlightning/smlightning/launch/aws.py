@@ -3,7 +3,8 @@
 import functools
 import re
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -23,6 +24,7 @@ TRANSIENT = re.compile(
     r"|ServiceUnavailable|Internal(Failure|Err)"
 )
 
+FIRST_WAIT_S, LONGEST_WAIT_S = 5.0, 60.0  # before a failed call is repeated
 SIGN_IN = "sign in (aws sso login, aws configure; in Studio, restart the space)"
 WRONG_TYPE, ADD_IT, CHANGE_IT = "correct its type", "add it", "change it"
 TYPES = {
@@ -329,6 +331,26 @@ def transient(problem: Exception) -> bool:
     if isinstance(problem, e.HTTPClientError | e.ConnectionError):
         return True
     return bool(TRANSIENT.search(code(problem)))
+
+
+def answer(call: Callable[[], Any], say: Callable[[str], None] = print) -> Any:
+    """The result of a call of AWS. While the network or AWS fails, the call is repeated.
+
+    Args:
+        call: calls AWS.
+        say: prints the first failure.
+    """
+    wait_s = FIRST_WAIT_S
+    while True:
+        try:
+            return call()
+        except Exception as problem:
+            if not transient(problem):
+                raise
+            if wait_s == FIRST_WAIT_S:
+                say(f"{explain(problem)}; retrying until AWS answers")
+        time.sleep(wait_s)
+        wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
 
 @contextmanager

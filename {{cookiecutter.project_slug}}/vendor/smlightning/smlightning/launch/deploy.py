@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from smlightning.errors import UserError
-from smlightning.launch import aws, follow
+from smlightning.launch import aws
 from smlightning.launch.deploy_plan import Deployment
 from smlightning.launch.fetch import download
 from smlightning.launch.model_archive import TRAINED, add_code
@@ -154,7 +154,7 @@ def wait(client: Any, name: str) -> dict[str, Any]:
     WaiterError), while the endpoint is created and billed; this function asks AWS again.
     """
     while True:
-        found = follow.answer(lambda: aws.call(client, "Describe", "Endpoint", name)) or {}
+        found = aws.answer(lambda: aws.call(client, "Describe", "Endpoint", name)) or {}
         if found.get("EndpointStatus") not in BUSY:
             return dict(found)
         time.sleep(POLL_S)

@@ -2,7 +2,6 @@
 
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from smlightning.training.options import TrainerOptions
 
 ENDED = ("Completed", "Failed", "Stopped")
 POLL_S = 5.0  # between two looks; AWS throttles more
-LONGEST_WAIT_S = 60.0  # between two looks while AWS does not answer
 KEEP_ALIVE = "KeepAlivePeriodInSeconds"  # of ResourceConfig
 STORED_S = 60.0  # between two looks at the checkpoints in S3
 PROGRESS_S = 60.0  # between two lines of progress where there is no live line: notebooks and files
@@ -144,7 +142,7 @@ class Follower:
         if self.outcome.job:
             time.sleep(POLL_S)
         name, client = self.outcome.name, self._sagemaker
-        self.outcome.job = answer(lambda: describe(name, client), self.console.print)
+        self.outcome.job = aws.answer(lambda: describe(name, client), self.console.print)
         self._print_transitions()
         self._read_log()
         self._watch()
@@ -206,26 +204,6 @@ class Follower:
         if not self.console.is_terminal and time.monotonic() - self._reported > PROGRESS_S:
             self.console.print(progress(self.outcome))
             self._reported = time.monotonic()
-
-
-def answer(ask: Callable[[], Any], say: Callable[[str], None] = print) -> Any:
-    """What a call of AWS returns, made again until the network and AWS let it succeed.
-
-    Args:
-        ask: makes the call.
-        say: prints why it is made again, once.
-    """
-    wait_s = POLL_S
-    while True:
-        try:
-            return ask()
-        except Exception as problem:
-            if not aws.transient(problem):
-                raise
-            if wait_s == POLL_S:
-                say(f"{aws.explain(problem)}; retrying until AWS answers")
-        time.sleep(wait_s)
-        wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
 
 def print_way_back(name: str, region: str, console: Any) -> None:

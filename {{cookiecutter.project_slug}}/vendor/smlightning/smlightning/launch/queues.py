@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from smlightning.errors import UserError
-from smlightning.launch import aws, follow, request
+from smlightning.launch import aws, request
 from smlightning.launch.job import Create
 
 TYPE = "SAGEMAKER_TRAINING"
@@ -91,9 +91,7 @@ def _awaited(name: str, service_job: str, region: str, before: str) -> dict[str,
     client, shown = aws.client("batch", region), ""
     try:
         while True:
-            job: dict[str, Any] = follow.answer(
-                lambda: client.describe_service_job(jobId=service_job)
-            )
+            job: dict[str, Any] = aws.answer(lambda: client.describe_service_job(jobId=service_job))
             status = job["status"]
             if _latest(job) != before or status in ENDED:
                 return job
