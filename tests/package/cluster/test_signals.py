@@ -60,13 +60,11 @@ def test_a_second_signal_ends_at_once() -> None:
     run = python(busy)
     run.send_signal(signal.SIGINT)
     time.sleep(0.1)
-    run.send_signal(
-        signal.SIGINT
-    )  # the same one: a terminal and torchrun's agent both pass Ctrl-C on
-    time.sleep(signals.SAME + 0.2)
+    run.send_signal(signal.SIGINT)  # the same: a terminal and torchrun's agent pass Ctrl-C on
+    time.sleep(signals.SAME + 1)  # counted from when a busy machine notices the first one
     assert run.poll() is None
     run.send_signal(signal.SIGTERM)
-    assert run.wait(2) == 143
+    assert run.wait(10) == 143
     assert run.communicate()[1] == "ended by a second signal; go on\n"
 
 
