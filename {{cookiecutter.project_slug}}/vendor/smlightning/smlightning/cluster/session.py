@@ -530,6 +530,7 @@ def _fail(error: Exception) -> None:
         ClusterError: another rank's end is the cause.
         UserError: a disk is full.
     """
+    signals.ignore_ended_workers()
     with contextlib.suppress(ValueError):  # not the main thread
         # A launcher that ends the remaining ranks leaves them time to say why.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

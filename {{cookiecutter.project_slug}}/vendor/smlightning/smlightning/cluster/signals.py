@@ -10,6 +10,7 @@ once. A thread ends a process that waits in native code, and one that gets a sec
 """
 
 import atexit
+import contextlib
 import faulthandler
 import math
 import os
@@ -80,6 +81,7 @@ def left_early(error: SystemExit) -> errors.UserError:
 
 def report(error: Exception, status: int) -> int:
     """Print a mistake of the user and return the process's status; raises any other error."""
+    ignore_ended_workers()
     user_error = errors.as_user_error(error)
     if user_error is None:
         raise error
@@ -159,6 +161,16 @@ def complete() -> int:
 def exit_without_cleanup() -> None:
     """After a failure: skip what native libraries do at the end of a process, which may block."""
     atexit.register(_exit, 1)
+
+
+def ignore_ended_workers() -> None:
+    """After an error: torch's handler of SIGCHLD no longer raises another one.
+
+    Workers of one loader often die together, and the second may die while the error of the first
+    is reported.
+    """
+    with contextlib.suppress(AttributeError, ValueError):  # Windows; not the main thread
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def ignore_signals_in_workers(*_: Any) -> None:
