@@ -33,7 +33,7 @@ separate() {  # the folder keeps its folders, and gets no files of other hosts
   mount -t tmpfs none "$1"
   for old in "/run/all$1"/*; do
     new=$1/${old##*/}
-    [ -d "$old" ] && mkdir -p "$new" && mount --rbind "$old" "$new"
+    if [ -d "$old" ]; then mkdir -p "$new"; mount --rbind "$old" "$new"; fi
   done
 }
 while ! ip link show eth0 >/dev/null 2>&1; do sleep 0.05; done
