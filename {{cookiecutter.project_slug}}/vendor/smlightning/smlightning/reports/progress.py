@@ -234,7 +234,7 @@ def check_finite_weights(model: pl.LightningModule, step: int) -> None:
     for name, weights in model.named_parameters():
         if weights.requires_grad and not weights.isfinite().all():
             raise UserError(
-                f"training diverged: at step {step} {name} has values that are not finite",
-                "lower the learning rate or clip gradients, and train from the start with "
-                "--resume never",
+                f"training failed: at step {step} {name} has values that are not finite",
+                "look for such values in the data, lower the learning rate or clip gradients; then "
+                "train from the start with --resume never",
             )
