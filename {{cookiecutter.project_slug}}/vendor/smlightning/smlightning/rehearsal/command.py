@@ -128,7 +128,7 @@ def main(argv: Sequence[str]) -> int:
 def unexpected(word: str, arguments: argparse.Namespace) -> UserError:
     """The error for an option that the parser does not know."""
     own = [f"--{name.replace('_', '-')}" for name in vars(arguments) if name != "hyperparameters"]
-    similar = cure_for_unknown_name(word.partition("=")[0], own)
+    similar = cure_for_unknown_name(word.partition("=")[0], own, likeness=0.75)
     return UserError(
         f'rehearse does not know "{word}"', f"{similar}; options of train.py follow --"
     )
