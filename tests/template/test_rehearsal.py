@@ -227,15 +227,18 @@ def state(project: Project) -> set[str]:
 
 
 def occupy_port_7777(listener: socket.socket) -> None:
-    """Let something listen on SageMaker's port, unless another process of this machine does.
+    """Let something listen on SageMaker's port, unless a program of this machine does anyway.
 
-    A rehearsal of another test may have claimed the port, and not bound it yet.
+    A rehearsal of another test may have the port: it is waited for, since it gives the port back.
     """
-    with ports.claimed([7777]) as port:
-        if port == 7777:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(("", port))
-            listener.listen()
+    for _ in range(180):
+        with ports.claimed([7777]) as port:
+            if port == 7777:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind(("", port))
+                listener.listen()
+                return
+        time.sleep(1)
 
 
 def test_ctrl_c_ends_everything(
