@@ -11,6 +11,8 @@ from projects import wait_until
 from smlightning.testing.processes import free_port
 
 HOSTS = ("127.0.0.2", "127.0.0.3")  # names that resolve on any machine
+# A requeued job waits for as long as a job's credentials last, which is two minutes by default:
+# https://slurm.schedmd.com/slurm.conf.html#OPT_cred_expire
 CONFIGURATION = """\
 ClusterName=test
 SlurmctldHost=localhost
@@ -18,6 +20,7 @@ SlurmctldPort={control}
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/none
+AuthInfo=cred_expire=60
 CredType=cred/none
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
