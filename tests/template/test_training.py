@@ -89,14 +89,13 @@ def test_a_full_disk_is_one_error(tmp_path: Path, words: Path) -> None:
 
 @pytest.mark.parametrize("option", [["--dataset", "nowhere"], ["--model_name", "no/where"]])
 def test_an_unknown_name_without_network_is_one_error(option: list[str], project: Project) -> None:
-    started = time.perf_counter()
+    """The hub's client would retry for half a minute, and say something else."""
     found = project.run(
         "python", "src/train.py", *option, check=False, HF_ENDPOINT="https://no-such-host.invalid"
     )
     assert found.returncode == 1
     assert re.search(r"^error: .*not in the cache", found.stderr, re.M), found.stderr
     assert "Traceback" not in found.stderr
-    assert time.perf_counter() - started < 60, "the hub's client went on retrying"
 
 
 def test_help_and_mistakes_do_not_import_torch(project: Project) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dist
@@ -18,6 +18,8 @@ from smlightning.cluster import session, strategies
 from smlightning.cluster.location import ClusterError, Machine, locate, nccl_log
 from smlightning.errors import UserError
 from smlightning.testing.processes import free_port
+
+settings.load_profile("ci")  # a busy machine may take its time
 
 CPU = Machine(torch_version="2.13.0+cpu")
 GPUS = Machine(gpus=8, has_nccl=True, torch_version="2.5.1+cu124")

@@ -1,12 +1,14 @@
 """Slurm's variables describe a cluster; contradictions are errors."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smlightning.cluster import slurm
 from smlightning.cluster.location import Machine, locate
 from smlightning.errors import UserError
+
+settings.load_profile("ci")  # a busy machine may take its time
 
 CPU = Machine(torch_version="2.13.0+cpu")
 # Further variables that srun sets for each task of a batch job (Slurm 22.05).

@@ -7,13 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smlightning.data import batches
 from smlightning.data.batches import GlobalBatches
 from smlightning.errors import UserError
 from smlightning.tensors import digest
+
+settings.load_profile("ci")  # a busy machine may take its time
 
 
 @given(
