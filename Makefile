@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 PROJECT := build/language-identification
 IN_PROJECT := $(MAKE) --no-print-directory -C $(PROJECT) VENV=../../$(VENV)
 SOURCE := {{cookiecutter.project_slug}}
+RUNTIME := $(CURDIR)/packages/smlightning:$(CURDIR)/packages/smlightning-sagemaker
 ARGS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export MYPY_CACHE_DIR := $(CURDIR)/$(VENV)/mypy_cache
@@ -12,19 +13,18 @@ export MYPY_CACHE_DIR := $(CURDIR)/$(VENV)/mypy_cache
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test package-tests template-tests elsewhere lint types wheel docs pictures images bench gpu \
+.PHONY: help demo test package-tests template-tests elsewhere lint types docs pictures images bench gpu wheels \
   stress clean project
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
 
-UV := $(if $(PIP_INDEX_URL)$(PIP_EXTRA_INDEX_URL),,$(shell uv pip install --help 2>/dev/null | grep -q -e --group && command -v uv))
-INSTALL = $(if $(UV),$(UV) pip install --quiet --compile-bytecode --python $(BIN)/python,$(BIN)/python -m pip install --quiet)
+INSTALL = $(BIN)/python -m pip install --quiet
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"error: Python {sys.version.split()[0]} found, 3.11 or newer expected: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
-	@$(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet) 'pip>=25.1'
+	@$(INSTALL) 'pip>=25.1'
 
 $(VENV)/.template: pyproject.toml | $(BIN)/python
 	@$(INSTALL) --group template
@@ -51,31 +51,32 @@ $(VENV)/.tests: $(VENV)/.template $(SOURCE)/Makefile $(SOURCE)/pyproject.toml $(
 	@$(INSTALL) --group tests
 	@touch $@
 
-# In an environment that has everything, pytest itself runs as well: .venv/bin/python -m pytest tests/package/data
+# In an environment that has everything, pytest itself runs as well: .venv/bin/python -m pytest tests/runtime/data
 test: $(VENV)/.tests  ## all tests: make test ARGS="-k resume", make test ARGS="-n 0 -x"
 	$(BIN)/python -m pytest $(ARGS)
 
-package-tests: $(VENV)/.tests  ## tests of the package, from the checkout: no project is generated
-	$(BIN)/python -m pytest tests/package $(ARGS)
+package-tests: $(VENV)/.tests  ## tests of both packages, from the checkout: no project is generated
+	$(BIN)/python -m pytest tests/runtime tests/tools $(ARGS)
 
 template-tests: $(VENV)/.tests  ## tests of generated projects
 	$(BIN)/python -m pytest tests/template $(ARGS)
 
-elsewhere: $(VENV)/.tests  ## tests as on other machines: make elsewhere ARGS="tests/package/launch"
+elsewhere: $(VENV)/.tests  ## tests as on other machines: make elsewhere ARGS="tests/tools"
 	tests/elsewhere.sh $(BIN)/python -m pytest $(ARGS)
 
-# vendor/ is named: the project's own configuration, which is the nearest, leaves it out.
 lint: $(VENV)/.tests types  ## style, format and types of everything
-	$(BIN)/ruff check . '$(SOURCE)/vendor'
-	$(BIN)/ruff format --check . '$(SOURCE)/vendor'
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 
 types: $(VENV)/.tests
-	cd '$(SOURCE)' && ../$(BIN)/mypy --exclude rehearsal/stubs/ src vendor/smlightning/smlightning
+	cd '$(SOURCE)' && MYPYPATH=$(RUNTIME) ../$(BIN)/mypy src
+	MYPYPATH='$(RUNTIME):$(SOURCE)/src' $(BIN)/mypy --config-file '$(SOURCE)/pyproject.toml' --exclude rehearsal/stubs/ \
+	  packages/smlightning/smlightning packages/smlightning-sagemaker/smlightning_sagemaker
 	cd '$(SOURCE)' && for src in tasks/language-model/src ../examples/*/src; do \
-	  MYPYPATH=$$src:vendor/smlightning ../$(BIN)/mypy $$src || exit 1; done
+	  MYPYPATH=$$src:$(RUNTIME) ../$(BIN)/mypy $$src || exit 1; done
 
-wheel: $(VENV)/.template  ## the package as a wheel in dist/, for an index of your own
-	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist '$(SOURCE)/vendor/smlightning'
+wheels: $(VENV)/.template  ## build the two wheels of packages/ into the template
+	$(BIN)/python packages/build_wheels.py
 
 $(VENV)/.docs: pyproject.toml | $(BIN)/python
 	@$(INSTALL) --group docs

@@ -115,7 +115,7 @@ class Run:
         self.seats: list[Any] = []
         known = re.compile(r"(SM_|OMPI_|RANK$|WORLD_SIZE$|LOCAL_RANK$|MASTER_)")
         kept = {name: value for name, value in os.environ.items() if not known.match(name)}
-        places = [HERE, project / "src", project / "vendor" / "smlightning"]
+        places = [HERE, project / "src", *(project.parent / "packages").glob("*")]
         kept["PYTHONPATH"] = os.pathsep.join(map(str, places))
         kept.setdefault("OMP_NUM_THREADS", "1")
         port = free_port()
@@ -324,7 +324,7 @@ def compare(measured: dict[str, list[Facts]], unit: float = 1.0) -> dict[str, An
 
 def checkpoint(output: Path) -> dict[str, Any]:
     """The state of the last checkpoint in a run's folder, with its shards joined."""
-    sys.path.append(str(next(ROOT.glob("{{*}}/vendor/smlightning"))))
+    sys.path.append(str(ROOT / "packages/smlightning"))
     from smlightning.checkpoints import files
 
     path = files.newest(output / "checkpoints")

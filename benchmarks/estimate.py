@@ -5,7 +5,7 @@
 Networks are made from their configuration; nothing is downloaded. Measured are the bytes of
 parameters, gradients, AdamW's state after a step, and the file of a checkpoint. Activations are
 what autograd saves for the backward pass (torch.autograd.graph.saved_tensors_hooks), on the CPU,
-at the batch and length of the row. tests/package/launch/test_estimate.py measures main memory.
+at the batch and length of the row. tests/tools/test_estimate.py measures main memory.
 """
 
 import os
@@ -16,7 +16,7 @@ from typing import Any
 import common
 
 PROJECT = next(common.ROOT.glob("{{*}}/src")).parent
-PATHS = [PROJECT / "vendor" / "smlightning", PROJECT / "src", common.ROOT / "tests/package/launch"]
+PATHS = [*common.ROOT.glob("packages/smlightning*"), PROJECT / "src", common.ROOT / "tests/tools"]
 sys.path[:0] = map(str, PATHS)
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ["SMLIGHTNING_PROJECT"] = str(PROJECT)
@@ -46,8 +46,8 @@ def errors(
     import model_records
     import torch
 
-    from smlightning.launch.estimate import counting
     from smlightning.outline import outline
+    from smlightning_sagemaker.estimate import counting
 
     record, counted = model_records.activations(make, inputs, compute, rows)
     net = make()

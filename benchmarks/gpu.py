@@ -7,7 +7,7 @@
 Generates projects and runs train.py as it is, in processes of its own; reads status, output and
 watch.py's probes. Each answer has what is expected and found, a verdict and seconds; build/gpu.json
 holds all. A question that fails does not stop the others; the status is 1 if an
-answer is wrong. Ranks that share one GPU are hosts of their own. tests/package/gpu has the tests
+answer is wrong. Ranks that share one GPU are hosts of their own. tests/runtime/gpu has the tests
 of single functions.
 """
 

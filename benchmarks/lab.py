@@ -14,14 +14,14 @@ BERT = """
 import sys, json
 from pathlib import Path
 from common import LETTERS
-from smlightning.testing.checkpoints import write_bert
+from smlightning_sagemaker.testing.checkpoints import write_bert
 write_bert(Path(sys.argv[1]), LETTERS, **json.loads(sys.argv[2]))
 """
 LLAMA = """
 import sys, json, torch
 from pathlib import Path
 from common import LETTERS
-from smlightning.testing.checkpoints import write_letters_tokenizer
+from smlightning_sagemaker.testing.checkpoints import write_letters_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 path = Path(sys.argv[1])
 size = write_letters_tokenizer(path, LETTERS)
@@ -90,7 +90,15 @@ class Lab:
         for key, value in (("instance_type", '"ml.g6e.xlarge"'), ("instance_count", "1")):
             job.write_text(re.sub(f"(?m)^{key} = .*", f"{key} = {value}", job.read_text()))
         report = project / "estimate.json"
-        program = ["-m", "smlightning", "estimate", "--json", str(report), "--", *words(options)]
+        program = [
+            "-m",
+            "smlightning_sagemaker",
+            "estimate",
+            "--json",
+            str(report),
+            "--",
+            *words(options),
+        ]
         run = Run(project, program)
         if run.wait(900) == [2] or not report.exists():
             raise RuntimeError(run.tail(0))

@@ -34,7 +34,7 @@ from typing import Any
 
 import common
 
-sys.path.insert(0, str(next(common.ROOT.glob("{{*}}/vendor/smlightning"))))
+sys.path.insert(0, str(common.ROOT / "packages/smlightning"))
 
 import numpy as np
 import pytorch_lightning as pl
@@ -48,10 +48,10 @@ from smlightning.checkpoints.writer import CheckpointWriter
 from smlightning.cluster import session, strategies
 from smlightning.data import batches
 from smlightning.run import Run
-from smlightning.testing.processes import Record, run_ranks
 from smlightning.training import rank_checks, watchdog
 from smlightning.training.options import TrainerOptions
 from smlightning.training.watchdog import HangWatchdog
+from smlightning_sagemaker.testing.processes import Record, run_ranks
 
 RANKS = (8, 64, 512, 4096)
 PER_HOST = 8

@@ -33,13 +33,13 @@ import common
 from common import ROOT, checkpoint, difference
 
 SRC = next(ROOT.glob("{{*}}/src"))  # the template's own
-PATHS = [str(SRC), str(SRC.parent / "vendor" / "smlightning")]
+PATHS = [str(SRC), *map(str, common.ROOT.glob("packages/smlightning*"))]
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # also of the server that forks the ranks
 sys.path[:0] = [*PATHS, str(ROOT / "tests")]
 import forked  # noqa: E402
 from smlightning.checkpoints import files  # noqa: E402
-from smlightning.testing.checkpoints import write_bert  # noqa: E402
-from smlightning.testing.processes import free_port  # noqa: E402
+from smlightning_sagemaker.testing.checkpoints import write_bert  # noqa: E402
+from smlightning_sagemaker.testing.processes import free_port  # noqa: E402
 
 State = dict[str, Any]
 OPTIONS: dict[str, Any] = {

@@ -25,7 +25,7 @@ from PIL.PngImagePlugin import PngInfo
 from rich.text import Text
 
 DOCS = Path(__file__).resolve().parent
-REHEARSE = ["-m", "smlightning", "rehearse", "--hosts", "2", "--processes", "2"]
+REHEARSE = ["-m", "smlightning_sagemaker", "rehearse", "--hosts", "2", "--processes", "2"]
 REHEARSE += ["--distribution", "torch_distributed"]
 CURVES = {"text-classification": "curves.png", "language-model": "language_model_curves.png"}
 LONGER = {"language-model": ["--val_check_steps", "100"]}  # its one epoch would be one point
@@ -78,7 +78,7 @@ def generate(task: str, folder: Path) -> Path:
 
 
 def environment(project: Path) -> dict[str, str]:
-    package = str(project / "vendor" / "smlightning")
+    package = os.pathsep.join(map(str, DOCS.parent.glob("packages/smlightning*")))
     size = {"COLUMNS": str(COLUMNS), "LINES": "50", "TERM": "xterm-256color"}
     return {**os.environ, "PYTHONPATH": package, "OMP_NUM_THREADS": "1", **size}
 

@@ -21,7 +21,7 @@ AT_ROOT = {
     "examples/image-to-text/README": "image_to_text",
 }
 LINK = re.compile(r"(\]\(|\]: )([^)\s#]+)")
-ELSEWHERE = (".ipynb", "vendor/smlightning/CHANGELOG.md")  # on GitHub only
+ELSEWHERE = (".ipynb",)  # on GitHub only
 
 
 def on_files(files: Any, config: Any) -> Any:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs a command of pytest under the settings of other machines, two at a time, and prints on which it failed:
-#     tests/elsewhere.sh .venv/bin/python -m pytest tests/package/launch
+#     tests/elsewhere.sh .venv/bin/python -m pytest tests/tools
 # The command begins with a Python. ON="gpu home" chooses some of the machines; `home` needs root.
 set -u
 machines=${ON:-pip gpu turkish home umask_077 pythons settings}

@@ -1,4 +1,4 @@
-"""Runs code in processes forked from the server of `smlightning.testing.processes`.
+"""Runs code in processes forked from the server of `smlightning_sagemaker.testing.processes`.
 
 They start ten times as fast, since the server has imported torch and Lightning. Each process has
 its own environment, output, signals and exit status.
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from smlightning.testing import owner, processes
-from smlightning.testing.environment import of_tests
+from smlightning_sagemaker.testing import owner, processes
+from smlightning_sagemaker.testing.environment import of_tests
 
 
 @dataclass(frozen=True)

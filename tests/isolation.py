@@ -1,7 +1,7 @@
 """The environment of the template's own tests: only the variables that are listed here.
 
 A user's settings of pip, git, AWS, Hugging Face, the locale and the terminal change what programs
-do and print. A project's tests keep them (smlightning.testing.environment).
+do and print. A project's tests keep them (smlightning_sagemaker.testing.environment).
 """
 
 import atexit
@@ -12,8 +12,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from smlightning.launch import requirements
-from smlightning.testing.environment import of_tests
+from smlightning_sagemaker.preflight import requirements
+from smlightning_sagemaker.testing.environment import of_tests
 
 # Programs and libraries, temporary files, the network, and settings of the tests.
 KEPT = frozenset(

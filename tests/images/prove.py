@@ -8,7 +8,7 @@ In an environment of each profile (smlightning/rehearsal/image.py): both tasks a
 rank, by LoRA on two, and sharded where torch can; each run is stopped, resumed to the same bits,
 saved, and answered by predict.py. Text classification is rehearsed under each launcher, the
 language model under torchrun. The package's tests of private APIs and of malicious files
-run, too. A profile whose versions are not in the record is not offered: tests/package/launch fails.
+run, too. A profile whose versions are not in the record is not offered: tests/tools fails.
 """
 
 import argparse
@@ -39,16 +39,15 @@ BUILD = TEMPLATE / "build"
 sys.path.insert(0, str(PACKAGE))
 
 from isolation import listed  # noqa: E402
-from smlightning import ports  # noqa: E402
-from smlightning.launch.images import LIMITS, PROFILES, Profile  # noqa: E402
-from smlightning.rehearsal import image  # noqa: E402
-from smlightning.testing.checkpoints import write_bert  # noqa: E402
+from smlightning_sagemaker.job.images import LIMITS, PROFILES, Profile  # noqa: E402
+from smlightning_sagemaker.rehearsal import image, ports  # noqa: E402
+from smlightning_sagemaker.testing.checkpoints import write_bert  # noqa: E402
 
 SECONDS = 600  # of the slowest single step, on a busy machine
 STEPS = ("train", "stop", "resume", "save", "predict")
 TEXT_TASK, LANGUAGE_TASK = "text-classification", "language-model"
 TESTS = "private APIs of libraries, malicious files"
-FILES = ("smlightning/testing/test_upgrades.py", "tests/package/test_torch_files.py")
+FILES = ("smlightning_sagemaker/testing/test_upgrades.py", "tests/runtime/test_torch_files.py")
 
 
 class Failed(Exception):
@@ -272,7 +271,8 @@ def prove_launcher(environment: Environment, task: str, launcher: str) -> Row:
         started = time.monotonic()
         size = f"{hosts} × {processes}"
         report = environment.folder / f"{task}-{launcher}-{hosts}.json"
-        words = [str(environment.python), "-m", "smlightning", "rehearse", "--job", str(job)]
+        words = [str(environment.python), "-m", "smlightning_sagemaker", "rehearse", "--job"]
+        words += [str(job)]
         words += ["--hosts", str(hosts), "--processes", str(processes)]
         words += ["--distribution", launcher, "--json", str(report), "--"]
         for name, value in short.items():

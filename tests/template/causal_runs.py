@@ -17,7 +17,7 @@ def main() -> None:
     """
     import train
     from smlightning.reports import curves
-    from smlightning.testing.recording import close_unseen
+    from smlightning_sagemaker.testing.recording import close_unseen
 
     curves.save_figure = close_unseen
     trainings: list[tuple[str, int, dict[str, Any]]] = json.loads(sys.argv[1])

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from projects import wait_until
-from smlightning.testing.processes import free_port
+from smlightning_sagemaker.testing.processes import free_port
 
 SECONDS = 300  # for the end of an agent, on a busy machine
 AGENTS_CHANGES = {"running": ("completed", "faulted"), "stopping": ("ready",)}  # without a request

@@ -13,16 +13,19 @@ import pytest
 from cookiecutter.main import cookiecutter
 from safetensors.numpy import load_file
 
-from smlightning.testing.environment import of_tests
+import checkout
+from smlightning_sagemaker.testing.environment import of_tests
 
 TEMPLATE = Path(__file__).parents[2]
-PACKAGE = Path("vendor/smlightning/smlightning")
 ENVIRONMENT = Path(sys.prefix)
 
 
 @dataclass(frozen=True)
 class Project:
-    """A generated project, whose package is used without being installed."""
+    """A generated project. It runs with the packages of this checkout.
+
+    A test compares them with the project's wheels, file by file.
+    """
 
     path: Path
 
@@ -31,7 +34,7 @@ class Project:
         clean = of_tests(os.environ)
         clean.pop("SMLIGHTNING_PROJECT", None)  # of the tests that run from the checkout
         given = [*map(str, paths), *filter(None, [variables.pop("PYTHONPATH", "")])]
-        path = os.pathsep.join([*given, str(self.path / "vendor" / "smlightning")])
+        path = os.pathsep.join([*given, *map(str, checkout.PACKAGES)])
         return {**clean, "PYTHONUTF8": "1", "PYTHONPATH": path, **variables}
 
     def run(
@@ -54,7 +57,7 @@ class Project:
     def make(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run make in this environment, where everything is installed already."""
         installed = []
-        for name in ("train", "rehearsal", "open-mpi", "launch", "notebook", "dev", "update"):
+        for name in ("train", "tools", "notebook", "dev", "lock", "update"):
             installed += ["-o", f"{ENVIRONMENT}/.{name}"]
         return self.run("make", *words, f"VENV={ENVIRONMENT}", *installed, check=check)
 

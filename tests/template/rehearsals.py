@@ -12,7 +12,7 @@ import psutil
 
 from projects import Project
 
-COMMAND = ["python", "-m", "smlightning", "rehearse"]
+COMMAND = ["python", "-m", "smlightning_sagemaker", "rehearse"]
 
 
 def rehearse(project: Project, folder: Path, *arguments: str, **variables: str) -> dict[str, Any]:

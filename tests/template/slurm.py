@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from projects import wait_until
-from smlightning.testing.processes import free_port
+from smlightning_sagemaker.testing.processes import free_port
 
 HOSTS = ("127.0.0.2", "127.0.0.3")  # names that resolve on any machine
 # A requeued job waits for as long as a job's credentials last, which is two minutes by default:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from projects import Project, bake, hide
-from smlightning.launch import requirements
+from smlightning_sagemaker.preflight import requirements
 
 STOCK = """
 import tempfile, torch
@@ -24,25 +24,13 @@ trainer = Trainer(max_steps=2, logger=False, enable_checkpointing=False,
 trainer.fit(BoringModel())
 assert trainer.global_step == 2
 """
-GROUPS = {  # command: the groups of pyproject.toml that it installs
+GROUPS = {  # command: the groups of pyproject.toml that it installs; with tools: the tools' wheel
     "train": {"train"},
     "predict": {"train"},
-    "rehearse": {"train", "open-mpi"},
-    "preflight": set(),
-    "launch": set(),
-    "notebook": {"train", "open-mpi", "notebook"},
-    "test": {"train", "open-mpi", "dev"},
-    "lint": {"train", "open-mpi", "dev"},
-}
-EXTRAS = {  # command: the extras with which it installs the package in vendor/
-    "train": {"train"},
-    "predict": {"train"},
-    "rehearse": {"train", "rehearsal"},
-    "preflight": {"launch"},
-    "launch": {"launch"},
-    "notebook": {"train", "rehearsal", "launch"},
-    "test": {"train", "rehearsal", "launch", "testing"},
-    "lint": {"train", "rehearsal", "launch", "testing"},
+    "rehearse": {"train", "tools", "open-mpi"},
+    "preflight": {"train", "tools", "open-mpi"},
+    "notebook": {"train", "tools", "open-mpi", "notebook"},
+    "test": {"train", "tools", "open-mpi", "dev"},
 }
 
 
@@ -56,18 +44,13 @@ def test_a_stock_trainer_works_here(project: Project) -> None:
         assert (ended.returncode == 0) == is_there, package
 
 
-@pytest.mark.parametrize(
-    ("command", "uv"), [*((command, False) for command in GROUPS), ("train", True)]
-)
+@pytest.mark.parametrize("command", GROUPS)
 def test_a_command_installs_only_what_it_needs(
-    command: str, uv: bool, project: Project, tmp_path: Path
+    command: str, project: Project, tmp_path: Path
 ) -> None:
-    """Read from `make -n`, without an environment; with uv and without."""
+    """Read from `make -n`, without an environment."""
     for tool in ("make", "python3", "mkdir", "sh", "grep", "awk", "sed", "uname"):
         (tmp_path / tool).symlink_to(str(shutil.which(tool)))
-    if uv:
-        (tmp_path / "uv").write_text("#!/bin/sh\necho --group\n")
-        (tmp_path / "uv").chmod(0o755)
     said = subprocess.run(
         [str(tmp_path / "make"), "-n", command, f"VENV={tmp_path}/venv"],
         cwd=project.path,
@@ -78,57 +61,53 @@ def test_a_command_installs_only_what_it_needs(
     ).stdout
     words = said.split()
     groups = {after for word, after in itertools.pairwise(words) if word == "--group"}
+    if "[rehearsal,testing]" in said:
+        groups.add("tools")
     assert {group.rpartition(":")[2] for group in groups} == GROUPS[command]
-    extras = set(re.findall(r"--editable '\./vendor/smlightning\[(\w+)\]'", said))
-    assert extras == EXTRAS[command] and said.count("smlightning[") == len(extras)
-    assert ("--requirement requirements.txt" in said) == ("train" in GROUPS[command])
-    assert ("/uv pip install" in said) == uv
+    assert "--requirement requirements.txt" in said
 
 
-@pytest.mark.parametrize(("absolute", "tool"), [(False, "python"), (True, "uv")])
+@pytest.mark.parametrize("absolute", [False, True])
 def test_requirements_are_installed_from_src_wherever_the_environment_lies(
-    absolute: bool, tool: str, tmp_path: Path
+    absolute: bool, tmp_path: Path
 ) -> None:
-    """Stubs of the environment's programs write down how they are called."""
-    project = bake(tmp_path / ("a folder" if tool == "python" and not absolute else "folder"))
+    """A stub of the environment's Python writes down how it is called."""
+    project = bake(tmp_path / ("a folder" if not absolute else "folder"))
     programs = project.path / ".venv" / "bin"
     programs.mkdir(parents=True)
     calls = tmp_path / "calls"
-    for name in {"python", tool}:
-        line = f'echo "{name}: $PWD: $*" >> "{calls}"'
-        (programs / name).write_text(f"#!/bin/sh\n{line}\necho --group\n")
-        (programs / name).chmod(0o755)
+    (programs / "python").write_text(f'#!/bin/sh\necho "$PWD: $*" >> "{calls}"\n')
+    (programs / "python").chmod(0o755)
     command = ["make", "train", *([f"VENV={programs.parent}"] if absolute else [])]
     path = os.pathsep.join([str(programs), os.defpath])
     subprocess.run(command, cwd=project.path, env={"PATH": path}, check=True)
     [call] = [line for line in calls.read_text().splitlines() if "--requirement" in line]
-    name, folder, words = call.split(": ", 2)
-    assert (name, folder) == (tool, str(project.path / "src"))
-    assert f"--python {programs / 'python'}" in words
+    assert call.startswith(f"{project.path / 'src'}: -m pip install")
 
 
 def test_preflight_needs_no_torch(project: Project, tmp_path: Path) -> None:
     hidden = hide(tmp_path, "torch", "pytorch_lightning", "datasets", "moto", "sagemaker")
-    project.run("python", "-m", "smlightning", "preflight", "--offline", **hidden)
+    project.run("python", "-m", "smlightning_sagemaker", "preflight", "--offline", **hidden)
 
 
 def test_every_installation_keeps_the_pinned_versions(tmp_path: Path) -> None:
-    """A requirements.txt with hashes is a constraint of each installation; others are none."""
+    """A requirements.txt with hashes is a constraint of each later installation."""
     project = bake(tmp_path)
-    made = project.path / "made"
-    (made / "bin").mkdir(parents=True)
-    command = ("make", "VENV=made", "-o", "made/bin/python", "-W", "src/requirements.txt")
-    project.run(*command, "made/pins.txt")
-    pins = (made / "pins.txt").read_text().splitlines()
+    steps = project.run("make", "-n", "setup", f"VENV={tmp_path}/made").stdout
+    installs = re.findall(r"-m pip install [^&\n]*", steps.replace("\\\n", " "))
+    assert len(installs) >= 7
+    for line in installs:
+        exact = "--requirement requirements.txt" in line or "--no-deps --force-reinstall" in line
+        assert (
+            exact or "pip>=25.1" in line or f'--constraint "{tmp_path}/made/bin/pins.txt"' in line
+        )
+    (written,) = re.findall(r"^sed .* > .*pins.txt\"$", steps, re.M)
+    (tmp_path / "made" / "bin").mkdir(parents=True)
+    project.run("sh", "-c", written)
+    pins = (tmp_path / "made/bin/pins.txt").read_text().splitlines()
     lines = requirements.lines(project.path / "src" / "requirements.txt")
-    assert pins == [line.partition(" --hash")[0].strip() for line in lines] and len(pins) > 50
-    steps = project.run(*command[:4], "-n", "setup").stdout
-    installs = re.findall(r"pip (?:.* )?install --quiet .*", steps.replace("\\\n", " "))
-    assert len(installs) >= 10
-    assert all(f'--constraint "{made}/pins.txt"' in line for line in installs)
-    (project.path / "src" / "requirements.txt").write_text("rich==14.3.4\n./wheels/mine.whl\n")
-    project.run(*command, "made/pins.txt")
-    assert (made / "pins.txt").read_text() == ""
+    expected = [line.partition(" --hash")[0].strip() for line in lines if "whl" not in line]
+    assert pins == expected and len(pins) > 50
 
 
 def test_the_workflow_that_sends_jobs_installs_everything_with_hashes(
@@ -138,15 +117,15 @@ def test_the_workflow_that_sends_jobs_installs_everything_with_hashes(
     project = bake(tmp_path)
     jobs = yaml.safe_load(project.read(".github/workflows/job.yml"))["jobs"].values()
     runs = [step["run"] for job in jobs for step in job["steps"] if "run" in step]
-    steps = [run.removeprefix("python -m ") for run in runs if "install" in run]
-    assert steps and all("--require-hashes --only-binary=:all:" in step for step in steps)
+    steps = [run for run in runs if "install" in run]
+    safe = ("--require-hashes --only-binary=:all:", "--no-deps --no-index src/smlightning-*.whl")
+    assert len(steps) == 4 and all(any(word in step for word in safe) for step in steps)
     assert not any(re.search(r"\bmake\b", run) for run in runs)  # which would install more
     venv.create(tmp_path / "venv", with_pip=True)
-    python = str(tmp_path / "venv" / "bin" / "python")
-    clean = {"PATH": os.defpath, "PYTHONPATH": "vendor/smlightning", "HOME": str(tmp_path)}
-    preflight = ["smlightning", "preflight", "--offline"]
-    for words in (steps[0].split(), preflight):
+    path = os.pathsep.join([str(tmp_path / "venv" / "bin"), os.defpath])
+    clean = {"PATH": path, "HOME": str(tmp_path)}
+    for step in (*steps[:2], "smlightning preflight --offline"):
         ended = subprocess.run(
-            [python, "-m", *words], cwd=project.path, env=clean, capture_output=True, text=True
+            ["sh", "-c", step], cwd=project.path, env=clean, capture_output=True, text=True
         )
         assert ended.returncode == 0, ended.stdout + ended.stderr

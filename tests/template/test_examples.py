@@ -62,7 +62,7 @@ KILLS = """
 import json, sys
 from pathlib import Path
 import small
-from smlightning.testing import runs
+from smlightning_sagemaker.testing import runs
 place = Path(sys.argv[1])
 options = {**small.options(place), "checkpoint_steps": 1, "epochs": 3}
 whole = runs.train(place / "whole", options, world_size=2)

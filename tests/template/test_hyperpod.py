@@ -15,9 +15,9 @@ import pytest
 from hyperpod import JobFailed, Operator
 from projects import Project, bake, wait_until
 from smlightning.checkpoints import files
-from smlightning.launch import images
-from smlightning.launch.images import Profile
-from smlightning.rehearsal import image
+from smlightning_sagemaker.job import images
+from smlightning_sagemaker.job.images import Profile
+from smlightning_sagemaker.rehearsal import image
 
 AGENT = "hyperpod-elastic-agent==1.1.3"
 PINNED = [AGENT, "fastapi==0.165.0", "starlette==1.10.0", "uvicorn==0.54.0"]

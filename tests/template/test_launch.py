@@ -15,8 +15,9 @@ from jupyter_client import KernelManager
 from moto import mock_aws
 
 from projects import Project, bake
-from smlightning import project as projects
-from smlightning.launch import aws, images, instances, job, requirements
+from smlightning_sagemaker import project as projects
+from smlightning_sagemaker.job import aws, images, instances, job
+from smlightning_sagemaker.preflight import requirements
 
 NO_AWS = {
     "AWS_EC2_METADATA_DISABLED": "true",
@@ -181,7 +182,7 @@ def notebook_of() -> Iterator[Callable[..., Notebook]]:
 
 # One run of the notebook resolves requirements and rehearses; the others do not.
 NO_PIP = """
-from smlightning.launch import requirements
+from smlightning_sagemaker.preflight import requirements
 requirements.resolve = lambda *_: requirements.Resolution([], [])
 """
 REHEARSED = "preflight.rehearsal = lambda *_: ['{}']"
@@ -232,7 +233,7 @@ policy = json.dumps({"Version": "2012-10-17", "Statement": [trust]})
 boto3.client("iam").create_role(RoleName="training", AssumeRolePolicyDocument=policy)
 s3 = boto3.client("s3", "us-east-1")
 s3.create_bucket(Bucket="language-id")
-from smlightning.launch import account
+from smlightning_sagemaker.preflight import account
 from collections import defaultdict
 allowed = account.permissions.Answer(allowed=True, missing=(), limit="")
 # moto knows neither IAM's simulation

@@ -8,14 +8,14 @@ import pytest
 
 import two_hosts
 from projects import Project, need
-from smlightning import project as projects
-from smlightning.launch import request
-from smlightning.launch.job import Job
-from smlightning.rehearsal import checks
-from smlightning.rehearsal.environment import container_environment
-from smlightning.rehearsal.evidence import Attempt, read_ranks
-from smlightning.rehearsal.hosts import Host, create_hosts
-from smlightning.rehearsal.plan import Plan
+from smlightning_sagemaker import project as projects
+from smlightning_sagemaker.job import request
+from smlightning_sagemaker.job.job import Job
+from smlightning_sagemaker.rehearsal import checks
+from smlightning_sagemaker.rehearsal.environment import container_environment
+from smlightning_sagemaker.rehearsal.evidence import Attempt, read_ranks
+from smlightning_sagemaker.rehearsal.hosts import Host, create_hosts
+from smlightning_sagemaker.rehearsal.plan import Plan
 
 TOOLKIT = [sys.executable, "-m", "sagemaker_training.cli.train"]
 

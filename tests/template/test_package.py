@@ -1,8 +1,7 @@
-"""smlightning as an ordinary package: its wheel, and a project without vendor/smlightning."""
+"""The two wheels of a project: built from this checkout, and all that they need is theirs."""
 
+import hashlib
 import os
-import re
-import shutil
 import subprocess
 import venv
 import zipfile
@@ -10,34 +9,57 @@ from pathlib import Path
 
 import pytest
 
+import checkout
 import smlightning
-from projects import Project, bake
+from projects import Project
+
+WHEELS = {"smlightning": "src", "smlightning_sagemaker": "tools"}
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, by the command of vendor/smlightning/README.md."""
-    project = bake(tmp_path_factory.mktemp("wheel"))
-    command = "python -m pip wheel --quiet --no-deps --wheel-dir vendor vendor/smlightning"
-    project.run(*command.split())
-    (path,) = (project.path / "vendor").glob("*.whl")
-    left = [path.name for path in (project.path / "vendor" / "smlightning").iterdir()]
-    assert set(left) <= {"pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE", "smlightning"}
+def wheel_of(project: Project, package: str) -> Path:
+    (path,) = (project.path / WHEELS[package]).glob(f"{package}-*.whl")
     return path
 
 
-def test_the_wheel_has_everything(wheel: Path, project: Project) -> None:
-    source = project.path / "vendor" / "smlightning"
-    with zipfile.ZipFile(wheel) as archive:
-        packed = {name for name in archive.namelist() if name.startswith("smlightning/")}
-        licenses = [name for name in archive.namelist() if name.endswith("LICENSE")]
-    files = {str(p.relative_to(source)) for p in (source / "smlightning").rglob("*") if p.is_file()}
-    assert packed == {name for name in files if "__pycache__" not in name}
-    assert "smlightning/py.typed" in packed and licenses
+@pytest.mark.parametrize("package", WHEELS)
+def test_a_wheel_holds_the_files_of_this_checkout(package: str, project: Project) -> None:
+    """After a change in packages/: make wheels."""
+    (source,) = (folder / package for folder in checkout.PACKAGES if (folder / package).is_dir())
+    with zipfile.ZipFile(wheel_of(project, package)) as archive:
+        packed = {
+            name: archive.read(name)
+            for name in archive.namelist()
+            if name.startswith(f"{package}/")
+        }
+        others = {name.partition("/")[2] for name in archive.namelist() if name not in packed}
+    files = {
+        path.relative_to(source.parent).as_posix(): path.read_bytes()
+        for path in source.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert packed == files, "stale: run make wheels"
+    assert {"METADATA", "licenses/LICENSE"} <= others
 
 
-def test_the_wheel_needs_neither_torch_nor_boto3(wheel: Path, tmp_path: Path) -> None:
-    """In a new environment the package can be imported, and `smlightning --help` works."""
+def test_the_lock_names_the_runtime_by_path_and_hash(project: Project) -> None:
+    wheel = wheel_of(project, "smlightning")
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    lock = project.read("src/requirements.txt")
+    assert f"./{wheel.name} \\\n    --hash=sha256:{digest}\n" in lock
+    assert f"./{wheel.name}" in project.read("src/requirements.in")
+
+
+def test_no_wheel_requires_the_other_by_a_name_that_anybody_may_publish(project: Project) -> None:
+    for package in WHEELS:
+        with zipfile.ZipFile(wheel_of(project, package)) as archive:
+            (name,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
+            metadata = archive.read(name).decode()
+        requires = [line for line in metadata.splitlines() if line.startswith("Requires-Dist: ")]
+        assert requires and not any("smlightning" in line for line in requires)
+
+
+def test_the_wheels_need_no_torch_to_print_help(project: Project, tmp_path: Path) -> None:
+    """In a new environment with both wheels and jsonargparse, as the workflow `job` has it."""
     venv.create(tmp_path / "venv", with_pip=True)
     programs = tmp_path / "venv" / "bin"
 
@@ -46,41 +68,9 @@ def test_the_wheel_needs_neither_torch_nor_boto3(wheel: Path, tmp_path: Path) ->
         clean = {**os.environ, "PYTHONPATH": ""}
         return subprocess.check_output(command, cwd=tmp_path, env=clean, text=True)
 
-    run("python", "-m", "pip", "install", "--quiet", str(wheel))
-    code = "import smlightning.errors, smlightning.options as o; print(o.__file__)"
-    assert str(tmp_path) in run("python", "-c", code)
+    wheels = [str(wheel_of(project, package)) for package in WHEELS]
+    run("python", "-m", "pip", "install", "--quiet", "--no-deps", *wheels)
+    run("python", "-m", "pip", "install", "--quiet", "jsonargparse[signatures]")
     assert "rehearse" in run("smlightning", "--help")
     assert smlightning.__version__ in run("smlightning", "--version")
-
-
-DIGEST_OF_THE_ARCHIVE = """
-import hashlib, io
-from smlightning import project
-from smlightning.launch import source_archive
-file = io.BytesIO()
-source_archive.write(file, project.find().src)
-print(hashlib.sha256(file.getvalue()).hexdigest())
-"""
-
-
-def test_a_project_may_have_the_wheel_in_place_of_the_folder(wheel: Path, tmp_path: Path) -> None:
-    """It sends the same request and archive, and make installs the wheel, never from an index."""
-    project = bake(tmp_path)
-
-    def sent(**variables: str) -> tuple[str, str]:
-        request = project.run("python", "-m", "smlightning", "submit", "--dry-run", **variables)
-        digest = project.run("python", "-c", DIGEST_OF_THE_ARCHIVE, **variables).stdout
-        return re.sub(r"-\d{6,8}-\d{6}\b", "", request.stdout), digest  # names end in the time
-
-    before = sent()
-    site = tmp_path / "site"
-    install = ["install", "--quiet", "--no-deps", "--no-index", "--target", str(site), str(wheel)]
-    project.run("python", "-m", "pip", *install)
-    shutil.rmtree(project.path / "vendor" / "smlightning")
-    assert sent(PYTHONPATH=str(site)) == before
-    fresh = ("make", "-n", "train", f"VENV={tmp_path / 'fresh'}")
-    steps = project.run(*fresh, check=False)
-    assert steps.returncode and "vendor/" in steps.stderr
-    shutil.copy(wheel, project.path / "vendor")
-    steps = project.run(*fresh)
-    assert f"'./vendor/{wheel.name}[train]'" in steps.stdout and "--editable" not in steps.stdout
+    assert "preflight" in run("python", "-m", "smlightning_sagemaker", "--help")

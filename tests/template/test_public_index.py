@@ -167,8 +167,8 @@ def test_make_lock_uses_the_index_of_pip(fresh: Project) -> None:
 
 
 ARCHIVE = """
-from smlightning.launch import source_archive
-from smlightning.project import find
+from smlightning_sagemaker.job import source_archive
+from smlightning_sagemaker.project import find
 with open("code.tar.gz", "wb") as file:
     source_archive.write(file, find().src)
 """

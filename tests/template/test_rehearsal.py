@@ -16,7 +16,7 @@ import pytest
 
 from projects import Project, need, wait_until
 from rehearsals import COMMAND, options, processes_below, rehearse, size, start, verdicts
-from smlightning import ports
+from smlightning_sagemaker.rehearsal import ports
 
 TEMPORARY = Path(tempfile.gettempdir())
 LEFT_BY_REHEARSALS = ("rehearsal", "ompi", "done.")  # beginnings of names of temporary files
@@ -26,7 +26,7 @@ import os, sys
 os.environ.update(AWS_ACCESS_KEY_ID="testing", AWS_SECRET_ACCESS_KEY="testing")
 import boto3
 from moto import mock_aws
-from smlightning.rehearsal import main
+from smlightning_sagemaker.rehearsal import main
 with mock_aws():
     s3 = boto3.client("s3", "us-east-1")
     s3.create_bucket(Bucket="words")

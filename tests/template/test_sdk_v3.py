@@ -15,8 +15,8 @@ import pytest
 
 import two_hosts
 from projects import Project, need
-from smlightning.launch import source_archive
-from smlightning.rehearsal import mpirun
+from smlightning_sagemaker.job import source_archive
+from smlightning_sagemaker.rehearsal import mpirun
 
 VERSION = "1.27.0"
 SCRIPT = "/opt/ml/input/data/sm_drivers/sm_train.sh"

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 import forked
 from projects import Project, bake
 from rehearsals import rehearse, size, verdicts
-from smlightning.testing.processes import free_port
+from smlightning_sagemaker.testing.processes import free_port
 
 RUNS = (("bytes", 0), ("llama", 0), ("llama", 4), ("gpt2", 4))  # LoRA's rank, or 0
 PROMISES = (

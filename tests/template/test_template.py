@@ -10,8 +10,8 @@ from cookiecutter.exceptions import FailedHookException
 from cookiecutter.main import cookiecutter
 from jinja2.exceptions import UndefinedError
 
-from projects import PACKAGE, TEMPLATE, Project, bake, commit_all, copy_template, git
-from smlightning.launch.account import template
+from projects import TEMPLATE, Project, bake, commit_all, copy_template, git
+from smlightning_sagemaker.preflight.account import template
 
 SOURCE = next(TEMPLATE.glob("{{*}}"))  # what is generated, before it is
 ODD = {
@@ -50,7 +50,7 @@ def test_only_a_job_in_the_environment_has_the_role_that_sends(project: Project)
     text = project.read(".github/workflows/job.yml")
     workflow = yaml.safe_load(text)
     events, jobs = workflow[True], workflow["jobs"]  # YAML 1.1 reads `on` as true
-    assert {"vendor/**", "pyproject.toml", "src/**", "job.toml"} <= set(
+    assert {"tools/**", "pyproject.toml", "src/**", "job.toml"} <= set(
         events["pull_request"]["paths"]
     )
     by_event = {job["if"].partition("== ")[2].strip("'"): job for job in jobs.values()}
@@ -70,7 +70,7 @@ def test_the_files_that_run_do_not_depend_on_the_answers(tmp_path: Path) -> None
     assert one.keys() == other.keys()
     differing = {name for name in one if one[name] != other[name]}
     assert differing <= {"README.md", "pyproject.toml", "LICENSE", "job.toml", ".cruft.json"}
-    copied = ("src/", "vendor/", "tests/", "launch.ipynb")
+    copied = ("src/", "tools/", "tests/", "launch.ipynb")
     source = {name: (SOURCE / name).read_bytes() for name in one if name.startswith(copied)}
     assert source == {name: one[name] for name in source}, "copied, and not rendered"
     assert not [name for name in one if "cache" in name or "egg-info" in name]
@@ -89,7 +89,7 @@ def test_an_update_renews_the_package_and_leaves_the_owners_files(tmp_path: Path
     made = Project(Path(cookiecutter(str(template), no_input=True, output_dir=str(tmp_path))))
     git(made.path, "init")
     commit_all(made.path, "first")
-    renewed = [f"{PACKAGE}/options.py", f"{PACKAGE}/testing/contract.py", "Makefile"]
+    renewed = ["docs/reference.md", "AGENTS.md", "Makefile"]
     for name in (*renewed, "src/model.py", "tests/small.py"):
         append(template / SOURCE.name / name, "# newer")
     commit_all(template, "second")
@@ -122,7 +122,7 @@ def test_a_project_has_its_license(license: str, tmp_path: Path) -> None:
 
 
 def test_a_project_with_odd_answers_passes_its_own_tests(odd: Project) -> None:
-    """The example's tests, and preflight: tests/package has the contract, on the same files."""
+    """The example's tests, and preflight: tests/runtime has the contract, on the same files."""
     command = ["python", "-m", "pytest", "-p", "no:cacheprovider", "-n", "0", "tests"]
     odd.run(*command, "-k", "example or preflight")
 

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
-
-from options import Options
 from smlightning.data import batches, store, tables, text
 from smlightning.data.labels import Labels
 from smlightning.data.module import StoredData
 from smlightning.pretrained import PretrainedTokenizer, tokenizer_files
+
+from options import Options
 
 VERSION = 9  # of the stored data; another number prepares all data anew
 BUILTIN = "cldr"

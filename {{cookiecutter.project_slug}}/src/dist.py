@@ -17,7 +17,6 @@ smlightning.cluster reads the launchers' variables; Lightning does not.
 from typing import Any
 
 from pytorch_lightning.strategies import Strategy
-
 from smlightning.cluster.location import Cluster
 from smlightning.cluster.session import current_cluster, session
 from smlightning.cluster.sharding import ShardedStrategy

@@ -11,10 +11,6 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from torch import nn
-from torch.nn import functional as F
-
-from options import Options
 from smlightning import pretrained
 from smlightning.adapters import shrink_base
 from smlightning.data import text
@@ -22,6 +18,10 @@ from smlightning.reports import curves
 from smlightning.training.compiling import compile_network
 from smlightning.training.metrics import ConfusionMatrix, WeightedMean, accuracy, macro_f1
 from smlightning.training.optimizers import adamw_with_cosine
+from torch import nn
+from torch.nn import functional as F
+
+from options import Options
 
 
 class ByteCNN(nn.Module):

@@ -1,6 +1,6 @@
 """Use a trained model: `python src/predict.py "Île de la Réunion"`, or texts on standard input.
 
-On SageMaker (`python -m smlightning deploy JOB`) the inference image calls this file's `model_fn`,
+On SageMaker (`smlightning deploy JOB`) the inference image calls this file's `model_fn`,
 `input_fn`, `predict_fn` and `output_fn`. A request holds texts as JSON ("…", {"text": "…"}, or a
 list of these), JSON lines, or plain lines; the answer to each is a list of
 {"label": "…", "score": 0.9}, likeliest first.
@@ -12,13 +12,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from options import SAMPLE
 from smlightning import predictions
 from smlightning.errors import run_command
 from smlightning.options import PositiveInt
 from smlightning.serving import input_fn, output_fn, rejected, worker_device
 from smlightning.terminal import one_line
 from smlightning.training import imports
+
+from options import SAMPLE
 
 __all__ = ["input_fn", "main", "model_fn", "output_fn", "predict", "predict_fn"]
 

@@ -4,23 +4,24 @@ One process:         python src/train.py --epochs 6
 One host, 2 ranks:   torchrun --nproc_per_node 2 src/train.py --batch_size 32
 Two hosts, 4 ranks:  torchrun --nnodes 2 --node_rank {0,1} --master_addr HOST0 (as above)
 Slurm:               srun --nodes 2 --ntasks-per-node 2 python src/train.py
-SageMaker:           python -m smlightning submit  (of job.toml; `rehearse` simulates it here)
+SageMaker:           smlightning submit  (of job.toml; `rehearse` simulates it here)
 """
 
 import sys
 
-from options import MODE, MONITOR, Options
 from smlightning.entry import main
+
+from options import MODE, MONITOR, Options
 
 
 def train(options: Options) -> None:
     """Train, test the best weights, and save what `predict.py` loads."""
     import pytorch_lightning as pl  # these take seconds, and --help answers at once
+    from smlightning.run import Run
 
     import dist
     from data import Data
     from model import Model
-    from smlightning.run import Run
 
     with dist.session() as cluster:
         run = Run(options, monitor=MONITOR, mode=MODE)

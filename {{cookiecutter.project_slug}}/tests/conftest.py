@@ -1,3 +1,3 @@
-"""Every test runs in an empty folder, outside any cluster (smlightning.testing)."""
+"""Every test runs in an empty folder, outside any cluster (smlightning_sagemaker.testing)."""
 
-pytest_plugins = ["smlightning.testing.plugin"]
+pytest_plugins = ["smlightning_sagemaker.testing.plugin"]

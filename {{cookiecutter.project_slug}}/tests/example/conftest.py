@@ -35,7 +35,7 @@ def words(rows: list[tuple[str, str]], tmp_path: Path) -> str:
 @pytest.fixture(scope="session")
 def tiny_bert(rows: list[tuple[str, str]], tmp_path_factory: pytest.TempPathFactory) -> str:
     """Path of a BERT of two layers, with random weights and a token for every letter."""
-    from smlightning.testing.checkpoints import write_bert
+    from smlightning_sagemaker.testing.checkpoints import write_bert
 
     letters = "".join(text for text, _ in rows)
     return write_bert(tmp_path_factory.mktemp("tiny-bert"), letters)

@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from smlightning.errors import UserError
 
 import data
-from smlightning.errors import UserError
 
 GOOD = [{"text": f"word {i}", "label": "ab"[i % 2]} for i in range(30)]
 

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from smlightning.data import store, text
+from smlightning.data.batches import GlobalBatches
+from smlightning.errors import UserError
 from torch.nn import functional as F
 
 import data
 import model
-from smlightning.data import store, text
-from smlightning.data.batches import GlobalBatches
-from smlightning.errors import UserError
 
 BYTES = text.ByteTokenizer()
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 import torch
-
-from options import Options
 from smlightning.data import batches, documents, store, tables
 from smlightning.data.module import StoredData
 from smlightning.pretrained import tokenizer_files
+
+from options import Options
 
 VERSION = 4  # of the stored data; another number prepares all data anew
 BUILTIN = "stdlib"

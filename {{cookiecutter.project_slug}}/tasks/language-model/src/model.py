@@ -9,12 +9,6 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from torch import nn
-from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
-
-from data import NO_LABEL, tokens_of
-from options import Options
 from smlightning import pretrained
 from smlightning.adapters import shrink_base
 from smlightning.attention import document_mask
@@ -22,6 +16,12 @@ from smlightning.training.compiling import compile_network
 from smlightning.training.losses import token_losses
 from smlightning.training.metrics import WeightedMean
 from smlightning.training.optimizers import adamw_with_cosine
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from data import NO_LABEL, tokens_of
+from options import Options
 
 CAUSAL = "AutoModelForCausalLM"  # of transformers
 BYTES = 257  # UTF-8 bytes plus one, and the start of a document

@@ -1,6 +1,6 @@
 """Use a trained model: `python src/predict.py "def main("` continues a text.
 
-On SageMaker (`python -m smlightning deploy JOB`) the inference image calls this file's `model_fn`,
+On SageMaker (`smlightning deploy JOB`) the inference image calls this file's `model_fn`,
 `input_fn`, `predict_fn` and `output_fn`. A request holds texts as JSON ("…", {"text": "…",
 "max_tokens": 50, "temperature": 0.8, "top_k": 50, "seed": 0}, or a list of these), JSON lines, or
 plain lines; the answer to each is {"continuation": "…"}. The texts of a request may have 2048
@@ -18,11 +18,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from options import SAMPLE
 from smlightning import predictions
 from smlightning.errors import UserError, run_command
 from smlightning.serving import input_fn, output_fn, rejected, worker_device
 from smlightning.training import imports
+
+from options import SAMPLE
 
 __all__ = ["input_fn", "main", "model_fn", "output_fn", "predict", "predict_fn"]
 

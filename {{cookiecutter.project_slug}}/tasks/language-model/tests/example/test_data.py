@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-
-import data
-from small import documents
 from smlightning.data import tables
 from smlightning.data.store import SPLITS
 from smlightning.errors import UserError
+
+import data
+from small import documents
 
 
 def prepared(dataset: str, **options: object) -> data.Data:

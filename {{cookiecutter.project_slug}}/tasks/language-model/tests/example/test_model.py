@@ -11,13 +11,6 @@ import pyarrow as pa
 import pytest
 import safetensors.torch as safetensors
 import torch
-from torch.nn import functional as F
-
-import data
-import model
-import predict
-import train
-from small import documents, options
 from smlightning.checkpoints import files
 from smlightning.data import documents as packing
 from smlightning.data.store import SPLITS
@@ -25,6 +18,13 @@ from smlightning.data.tables import Piece
 from smlightning.errors import UserError
 from smlightning.options import parse_command_line
 from smlightning.serving import RejectedRequest
+from torch.nn import functional as F
+
+import data
+import model
+import predict
+import train
+from small import documents, options
 
 
 def packed(tokens: Any, texts: list[str], prompts: list[str] | None = None) -> dict[str, Any]:

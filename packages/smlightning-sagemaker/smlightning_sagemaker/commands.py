@@ -1,0 +1,660 @@
+"""The commands of the command line, except `rehearse`: their options, and what they do.
+
+A command imports heavy modules when it runs, so that `--help` answers at once.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from smlightning.errors import UserError
+from smlightning.files import ensure_dir
+from smlightning_sagemaker import findings
+from smlightning_sagemaker import project as projects
+from smlightning_sagemaker.findings import Finding
+from smlightning_sagemaker.job import aws, sent_jobs
+from smlightning_sagemaker.job.constants import DEFAULT_INSTANCE
+from smlightning_sagemaker.project import Project
+
+if TYPE_CHECKING:
+    from smlightning_sagemaker.job.job import Job
+    from smlightning_sagemaker.job.request import Destination
+
+Option = tuple[str, dict[str, Any]]  # the arguments of argparse's add_argument
+Run = Callable[[argparse.Namespace, Project], int]
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command; `run` returns its exit status, 0 or 1."""
+
+    help: str
+    example: str
+    options: tuple[Option, ...]
+    run: Run
+
+
+COMMANDS: dict[str, Command] = {}  # in the order of the work
+
+
+def command(name: str, text: str, *options: Option, example: str = "") -> Callable[[Run], Run]:
+    """Make a function the command of this name, with its help and an example of its arguments."""
+
+    def add(run: Run) -> Run:
+        COMMANDS[name] = Command(text, f"{name} {example}".strip(), options, run)
+        return run
+
+    return add
+
+
+def option(name: str, text: str, **settings: Any) -> Option:
+    """An option or argument, with its help."""
+    return name, {"help": text, **settings}
+
+
+JOB_FILE = option("--job", "job file (the project's job.toml)", type=Path, metavar="FILE")
+PROFILE = option("--profile", "profile of AWS's configuration (as in job.toml)", metavar="NAME")
+ACCEPT = option(
+    "--accept", "turn the error KEY into a warning", action="append", default=[], metavar="KEY"
+)
+YES = option("--yes", "accept the price without a question", action="store_true")
+DRY_RUN = option("--dry-run", "print the request as JSON and send nothing", action="store_true")
+REPORT = option("--json", "also write the result to this file", type=Path, metavar="FILE")
+
+
+def queue_name(text: str) -> str:
+    """The name or ARN of a queue; an empty one, as of an unset variable, would send the job now."""
+    if not re.fullmatch(r"arn:\S+|[A-Za-z0-9][\w-]{0,127}", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither name nor ARN of a queue")
+    return text
+
+
+QUEUE = option(
+    "--queue",
+    "name or ARN of a queue of AWS Batch that starts the job",
+    type=queue_name,
+    metavar="NAME",
+)
+# Commands with this option are for jobs that were sent, and need no valid job.toml.
+REGION = option(
+    "--region", "region of the job (the one it was sent to, or of job.toml)", default=""
+)
+NAME = option("name", "name of the training job", metavar="JOB")
+A_JOB = "words-20260101-120000"
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run a command and return its exit status, 0 or 1.
+
+    Raises:
+        UserError: for every mistake of the user, and for every error of AWS.
+    """
+    with aws.errors():
+        is_sent = "region" in arguments
+        project = project_or_folder() if is_sent else projects.find()
+        arguments.job = arguments.job or project.job_file
+        name, job_file = getattr(arguments, "name", ""), arguments.job
+        sent_jobs.use_profile(project, name, given=arguments.profile, job_file=job_file)
+        if is_sent:
+            given = arguments.region
+            arguments.region = sent_jobs.region_of(project, name, given=given, job_file=job_file)
+            arguments.service_job = sent_jobs.service_job(project, name)
+            if name and arguments.command not in ("attach", "stop"):
+                arguments.name = training_job(project, name, arguments.region)
+        else:
+            project.add_src_to_path()
+        return COMMANDS[arguments.command].run(arguments, project)
+
+
+def training_job(project: Project, name: str, region: str) -> str:
+    """The name of a job's training job: its own, or in a queue the latest attempt's."""
+    service_job = sent_jobs.service_job(project, name)
+    if not service_job:
+        return name
+    from smlightning_sagemaker.job import queues
+
+    return queues.training_job(name, service_job, region)
+
+
+def project_or_folder() -> Project:
+    """The project, or the working directory: a job that was sent needs no project."""
+    try:
+        return projects.find()
+    except UserError:
+        return Project(Path.cwd())
+
+
+def logged(project: Project) -> tuple[tuple[str, ...], float]:
+    """METRICS of src/options.py, and the project's default between two checkpoints, in minutes.
+
+    Without that file: no metrics, and the package's default, so that a log can still be followed.
+    """
+    from smlightning.training.options import TrainerOptions
+
+    default = TrainerOptions.checkpoint_minutes
+    try:
+        options = project.options()
+    except UserError:
+        return (), default
+    return options.metrics, float(getattr(options.cls, "checkpoint_minutes", default))
+
+
+@command(
+    "preflight",
+    "check job.toml, src/ and the account before the job costs anything",
+    ACCEPT,
+    option("--offline", "use no network: neither AWS nor a package index", action="store_true"),
+    REPORT,
+    option(
+        "--sender",
+        "role that will send the job (that of these credentials)",
+        default="",
+        metavar="ROLE",
+    ),
+    example="--offline",
+)
+def run_preflight(arguments: argparse.Namespace, project: Project) -> int:
+    """Print the findings of all checks; 1 if there is an error."""
+    from smlightning_sagemaker import preflight
+    from smlightning_sagemaker.job import job, price, tune
+
+    if arguments.json:
+        ensure_dir(arguments.json.parent)  # before minutes of work
+    try:
+        wanted = job.load(arguments.job, project)
+    except job.JobError as error:
+        report(error.findings, arguments.json)
+        print("preflight failed: fix the errors above")
+        return 1
+    results = preflight.run(
+        wanted,
+        project,
+        offline=arguments.offline,
+        accept=arguments.accept,
+        also=tune.ranges(wanted, project),
+        sender=arguments.sender,
+    )
+    report(results, arguments.json)
+    print(preflight.summary(wanted, project))
+    print(price.cost(wanted, offline=arguments.offline))
+    if findings.has_errors(results):
+        print(
+            "preflight failed: fix the errors above, "
+            "or pass --accept KEY for one that does not apply"
+        )
+        return 1
+    print(preflight.passed(results, offline=arguments.offline))
+    return 0
+
+
+def report(results: Sequence[Finding], file: Path | None) -> None:
+    """Print the findings, and write them to a JSON file if one is given."""
+    if file:
+        content = {
+            "ok": not findings.has_errors(results),
+            "findings": [asdict(finding) for finding in results],
+        }
+        text = json.dumps(content, indent=2, ensure_ascii=False)
+        file.write_text(text, encoding="utf-8")
+    for finding in results:
+        print(finding)
+
+
+@command(
+    "estimate",
+    "compute the memory that the job needs, and how long it trains",
+    option(
+        "--samples_per_second",
+        "measured speed of the whole job; gives its hours",
+        type=float,
+        metavar="N",
+    ),
+    REPORT,
+    option(
+        "--channel",
+        "folder with the data of a channel",
+        action="append",
+        default=[],
+        metavar="NAME=DIR",
+    ),
+    option(
+        "options",
+        "options of src/train.py that replace those of job.toml",
+        nargs="*",
+        metavar="-- TRAIN_OPTIONS",
+    ),
+    example="--samples_per_second 900 -- --batch_size 64",
+)
+def estimate(arguments: argparse.Namespace, project: Project) -> int:
+    """Print whether the job fits into memory, and how long it trains."""
+    from smlightning_sagemaker.estimate import command
+
+    return command.estimate(arguments, project)
+
+
+@command(
+    "account",
+    "print what the job needs in an AWS account, as CloudFormation or as a policy",
+    option(
+        "--policy",
+        "print one policy as JSON: for the sender of the job, the role that the job runs under, "
+        "the deployer of its model, or the role of the endpoint",
+        choices=("caller", "role", "deployer", "endpoint"),
+    ),
+    option(
+        "--sender",
+        "with --policy caller or deployer: the role or user that gets the policy, so that "
+        "preflight may simulate its permissions",
+        default="",
+        metavar="ROLE",
+    ),
+    option(
+        "--image",
+        "with --policy endpoint: the image that deploy --image will use",
+        default="",
+        metavar="URI",
+    ),
+    option(
+        "--github",
+        "add two roles that the workflows of this repository assume by OIDC; without IDs, print "
+        "the command that shows them",
+        default="",
+        metavar="OWNER@ID/REPOSITORY@ID",
+    ),
+    option(
+        "--without-ids",
+        "with --github OWNER/REPOSITORY: a repository from before 2026-07-15, whose tokens have no "
+        "IDs",
+        action="store_true",
+    ),
+    option(
+        "--notify",
+        "add a rule that mails the end of each of the project's jobs to this address",
+        default="",
+        metavar="EMAIL",
+    ),
+    QUEUE,
+    option("--existing-bucket", "do not create the bucket, because it exists", action="store_true"),
+    example="--policy role",
+)
+def account(arguments: argparse.Namespace, project: Project) -> int:
+    """Print what the job needs in an account: CloudFormation, or one policy."""
+    from smlightning_sagemaker import preflight
+    from smlightning_sagemaker.job import job
+    from smlightning_sagemaker.preflight.account import template
+
+    wanted = job.load(arguments.job, project)
+    who, image = arguments.policy, arguments.image
+    template.check_options(who, arguments.sender, image)
+    results, body = preflight.offline_checks(wanted, project)
+    wrong = [finding for finding in results if finding.level == "error"]
+    # Then the job's needs, or its account, are unknown.
+    if body is None or any(finding.key == "role" for finding in wrong):
+        print_findings(wrong, ())
+        return 1
+    if not who:
+        import yaml
+
+        content = template.cloudformation(
+            wanted,
+            project,
+            github=arguments.github,
+            without_ids=arguments.without_ids,
+            existing_bucket=arguments.existing_bucket,
+            notify=arguments.notify,
+            queue=arguments.queue or "",
+        )
+        text = yaml.safe_dump(content, sort_keys=False, width=100).rstrip()
+    else:
+        account, partition = template.account_of(wanted), aws.partition(wanted.region)
+        given = template.facts(
+            wanted,
+            project,
+            account=account,
+            partition=partition,
+            senders=(template.sender_arn(arguments.sender, account, partition),),
+            image=image,
+            queue=arguments.queue or "",
+        )
+        text = json.dumps(template.policy(given, who), indent=2)
+    for finding in template.not_granted(template.facts(wanted, project)):
+        print(finding, file=sys.stderr)
+    print(text)
+    return 0
+
+
+@command(
+    "manifest",
+    "print a Kubernetes manifest that runs the job: Kubeflow's PyTorchJob",
+    option(
+        "--volume",
+        "name of a PersistentVolumeClaim, or folder of the nodes, for checkpoints and results",
+        required=True,
+        metavar="CLAIM|/DIR",
+    ),
+    option(
+        "--image",
+        "image with src/ and its packages (that of job.toml)",
+        default="",
+        metavar="URI",
+    ),
+    option("--hyperpod", "print HyperPod's HyperPodPyTorchJob", action="store_true"),
+    example="--volume checkpoints > job.yaml",
+)
+def print_manifest(arguments: argparse.Namespace, project: Project) -> int:
+    """Print the manifest as YAML, and warn if the image holds no code."""
+    import yaml
+
+    from smlightning_sagemaker.job import images, job
+    from smlightning_sagemaker.job.manifest import manifest
+
+    wanted = job.load(arguments.job, project)
+    content = manifest(
+        wanted,
+        project,
+        volume=arguments.volume,
+        image=arguments.image,
+        hyperpod=arguments.hyperpod,
+    )
+    if not arguments.image and images.profile(wanted):
+        problem = "AWS's image has neither src/ nor its packages"
+        cure = "build an image from it (docs/kubernetes.md), and pass --image"
+        print(findings.warning("image", problem, cure), file=sys.stderr)
+    print(yaml.safe_dump(content, sort_keys=False, width=100).rstrip())
+    return 0
+
+
+@command(
+    "submit",
+    "send the job and follow it; Ctrl-C leaves it running",
+    ACCEPT,
+    DRY_RUN,
+    option("--no-follow", "print the job's name and exit", action="store_true"),
+    QUEUE,
+    YES,
+    example="--dry-run",
+)
+def submit(arguments: argparse.Namespace, project: Project) -> int:
+    """Build the request, check it, show it, ask the user, send it, and follow the job."""
+    from smlightning_sagemaker import preflight
+    from smlightning_sagemaker.job import job, queues, sending
+
+    wanted = job.load(arguments.job, project)
+    destination = destination_of(wanted, arguments)
+    results, body = preflight.offline_checks(wanted, project, destination)
+    queue = arguments.queue or ""
+    if not passes(arguments, project, wanted, results, body, queue=queue):
+        return 1
+    assert body
+    queued = queues.service_job(body, queue, wanted.create) if queue else None
+    if arguments.dry_run:
+        print(json.dumps(queued or body, indent=2))
+        return 0
+    fingerprint = sending.fingerprint(wanted, project)
+    before = sent_jobs.same(project, fingerprint)
+    if before:
+        print(f"again   the same job was sent as {before}")
+    if not confirmed("Send it?", arguments.yes):
+        return 1
+    name, service_job = sending.submit(wanted, project, destination, body, queued)
+    print(f"sent    {name}", flush=True)  # at once: from now on the job is billed
+    profile = sent_jobs.profile_of(project, given=arguments.profile, job_file=arguments.job)
+    sent_jobs.remember(project, name, wanted.region, fingerprint, profile, service_job)
+    if arguments.no_follow:
+        return 0
+    return followed(project, name, wanted.region, service_job)
+
+
+def followed(project: Project, name: str, region: str, service_job: str) -> int:
+    """Follow a job, of a queue each attempt; 1 unless its last training job completed."""
+    from smlightning_sagemaker.follow import follow
+    from smlightning_sagemaker.job import queues
+
+    names: Iterable[str] = [name]
+    if service_job:
+        names = queues.training_jobs(name, service_job, region)
+    status = ""
+    for each in names:
+        status = follow.follow(each, region, *logged(project)).status
+    return int(status != "Completed")
+
+
+@command(
+    "tune",
+    "search the ranges of [tune] in job.toml with many jobs",
+    ACCEPT,
+    DRY_RUN,
+    YES,
+    example="--dry-run",
+)
+def submit_search(arguments: argparse.Namespace, project: Project) -> int:
+    """Build the search of [tune], check it, show it, ask the user, and send it."""
+    from smlightning_sagemaker import preflight
+    from smlightning_sagemaker.job import job, sending, tune
+
+    wanted = job.load(arguments.job, project)
+    destination = destination_of(wanted, arguments)
+    results, body = preflight.offline_checks(wanted, project, destination)
+    results, search = tune.judged(wanted, project, results, destination)
+    wanted = tune.carried(wanted)
+    key = "HyperParameterTuningJobName"
+    checked = {**body, key: search[key]} if body and search else None
+    if not passes(arguments, project, wanted, results, checked, tuning=True):
+        return 1
+    assert search
+    if arguments.dry_run:
+        print(json.dumps(search, indent=2))
+        return 0
+    if not confirmed("Send it?", arguments.yes):
+        return 1
+    name, _ = sending.submit(wanted, project, destination, search)
+    region = wanted.region
+    jobs = f"python -m smlightning_sagemaker list --region {region}"
+    stop = (
+        f"aws sagemaker stop-hyper-parameter-tuning-job --region {region} "
+        f"--hyper-parameter-tuning-job-name {name}"
+    )
+    print(f"sent    {name}; its jobs: {jobs}; to stop it: {stop}")
+    return 0
+
+
+def destination_of(wanted: "Job", arguments: argparse.Namespace) -> "Destination":
+    """Role and bucket of the account; placeholders for a dry run, which needs no credentials."""
+    from smlightning_sagemaker.job import request, sending
+
+    if arguments.dry_run:
+        return request.dry_destination(wanted)
+    aws.client("sts", wanted.region).get_caller_identity()  # fails without credentials
+    return sending.account_destination(wanted, create=False)
+
+
+def passes(
+    arguments: argparse.Namespace,
+    project: Project,
+    wanted: "Job",
+    results: Sequence[Finding],
+    body: dict[str, Any] | None,
+    *,
+    tuning: bool = False,
+    queue: str = "",
+) -> bool:
+    """Check the account and print all findings; print hosts and cost if there is no error.
+
+    Raises:
+        UserError: every error was accepted, but no request could be built.
+    """
+    from smlightning_sagemaker import preflight
+    from smlightning_sagemaker.job import price
+    from smlightning_sagemaker.preflight import account as accounts
+    from smlightning_sagemaker.preflight import requirements
+
+    if body and not arguments.dry_run:
+        results = [*results, *accounts.check(wanted, body, tuning=tuning, queue=queue)]
+        results += requirements.resolved(wanted, project)
+    if print_findings(results, arguments.accept):
+        return False
+    if body is None:
+        raise UserError("an accepted error prevents the request", "correct the errors above")
+    if not arguments.dry_run:
+        print(preflight.summary(wanted, project))
+        print(price.cost(wanted, tuning=tuning))
+    return True
+
+
+def print_findings(results: Sequence[Finding], accepted: Sequence[str]) -> bool:
+    """Print the findings to standard error; whether there is an error."""
+    shown = findings.ordered(results, accepted)
+    for finding in shown:
+        print(finding, file=sys.stderr)
+    return findings.has_errors(shown)
+
+
+def confirmed(question: str, yes: bool) -> bool:
+    """Whether the user agrees, on the terminal or by `--yes`.
+
+    Raises:
+        UserError: there is no terminal, and no `--yes`.
+    """
+    if yes:
+        return True
+    if not sys.stdin.isatty():
+        raise UserError("the command needs a confirmation, and there is no terminal", "pass --yes")
+    try:
+        agrees = input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:  # Ctrl-D
+        agrees = False
+    if not agrees:
+        print("nothing was sent or created")
+    return agrees
+
+
+@command("list", "list the latest jobs", REGION, example="--region us-east-1")
+def list_jobs(arguments: argparse.Namespace, project: Project) -> int:
+    from smlightning_sagemaker.follow import jobs
+
+    launched_here = sent_jobs.latest(project, arguments.region, 5 * jobs.LISTED)
+    jobs.print_rows(jobs.table(arguments.region, launched_here))
+    return 0
+
+
+@command("attach", "follow a job again", REGION, NAME, example=A_JOB)
+def attach(arguments: argparse.Namespace, project: Project) -> int:
+    return followed(project, arguments.name, arguments.region, arguments.service_job)
+
+
+@command(
+    "why",
+    "print which rank of a job failed first, and its last lines",
+    REGION,
+    NAME,
+    example=A_JOB,
+)
+def why(arguments: argparse.Namespace, project: Project) -> int:
+    from smlightning_sagemaker.follow import follow
+
+    _, minutes = logged(project)
+    follow.why(arguments.name, arguments.region, minutes)
+    return 0
+
+
+@command("stop", "stop a job, and end its warm pool", REGION, NAME, example=A_JOB)
+def stop(arguments: argparse.Namespace, project: Project) -> int:
+    from smlightning_sagemaker.follow import jobs
+    from smlightning_sagemaker.job import queues
+
+    name, region, service_job = arguments.name, arguments.region, arguments.service_job
+    done = queues.stop(name, service_job, region) if service_job else ""
+    if service_job and not done:  # its last training job may have a warm pool
+        name = queues.training_job(name, service_job, region)
+    print(done or jobs.stop(name, region))
+    return 0
+
+
+@command(
+    "compare",
+    "print metrics and options of jobs side by side",
+    REGION,
+    NAME,
+    option("others", "names of the jobs to compare with it", metavar="OTHER", nargs="+"),
+    example=f"{A_JOB} words-20260102-120000",
+)
+def compare(arguments: argparse.Namespace, project: Project) -> int:
+    from smlightning_sagemaker.follow import jobs
+
+    region = arguments.region
+    others = [training_job(project, name, region) for name in arguments.others]
+    jobs.print_rows(jobs.compare([arguments.name, *others], region), "they do not differ")
+    return 0
+
+
+@command(
+    "fetch",
+    "download the model of a job, for src/predict.py",
+    REGION,
+    NAME,
+    option("--to", "target folder (models/JOB)", type=Path, metavar="DIR"),
+    example=f"{A_JOB} --to models/best",
+)
+def fetch(arguments: argparse.Namespace, project: Project) -> int:
+    from smlightning_sagemaker.follow.fetch import fetch
+
+    target = arguments.to or project.root / "models" / arguments.name
+    folder = fetch(arguments.name, arguments.region, target)
+    ask = f'python src/predict.py --model_dir {folder} "a text"'
+    print(f"the model is in {folder}; use it: {ask}")
+    return 0
+
+
+@command(
+    "deploy",
+    "create a real-time endpoint for the model of a job",
+    ACCEPT,
+    REGION,
+    NAME,
+    option("--count", "number of instances (%(default)s)", type=int, default=1, metavar="N"),
+    option(
+        "--instance",
+        "type of the instances (%(default)s)",
+        default=DEFAULT_INSTANCE,
+        metavar="TYPE",
+    ),
+    option("--image", "image with Ray Serve (that of AWS)", default="", metavar="URI"),
+    YES,
+    example=A_JOB,
+)
+def deploy(arguments: argparse.Namespace, project: Project) -> int:
+    from smlightning_sagemaker.job import deploy_check, job
+    from smlightning_sagemaker.job.deploy import deploy
+    from smlightning_sagemaker.job.deploy_plan import Options, plan
+
+    options = Options(
+        instance=arguments.instance,
+        count=arguments.count,
+        image=arguments.image,
+        create=job.members_to_create(arguments.job),
+    )
+    deployment = plan(arguments.name, arguments.region, options)
+    if print_findings(deploy_check.check(deployment, project.src), arguments.accept):
+        return 1
+    print(deployment.cost)
+    if not confirmed("Create it?", arguments.yes):
+        return 1
+    print(deploy(deployment, project.src))
+    return 0
+
+
+@command("undeploy", "remove what deploy created", REGION, NAME, example=A_JOB)
+def undeploy(arguments: argparse.Namespace, project: Project) -> int:
+    from smlightning_sagemaker.job.deploy import undeploy
+
+    removed = undeploy(arguments.name, arguments.region)
+    if removed:
+        print(f"removed {', '.join(removed)}")
+        return 0
+    print(f"removed nothing: {arguments.name} is not deployed in {arguments.region}")
+    return 1

@@ -1,0 +1,473 @@
+"""boto3's session and clients, limits of botocore's model, and the meaning of AWS's errors."""
+
+import functools
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from smlightning.errors import UserError
+from smlightning_sagemaker.findings import cure_for_unknown_name, error_lines
+
+REJECTED_KEYS = {
+    "UnrecognizedClientException",
+    "InvalidClientTokenId",
+    "SignatureDoesNotMatch",
+    "InvalidAccessKeyId",
+    "AuthFailure",
+}
+TRANSIENT = re.compile(
+    r"Throttl|TooManyRequests|RequestLimitExceeded|SlowDown"
+    r"|ServiceUnavailable|Internal(Failure|Err)"
+)
+
+FIRST_WAIT_S, LONGEST_WAIT_S = 5.0, 60.0  # before a failed call is repeated
+SIGN_IN = "sign in (aws sso login, aws configure; in Studio, restart the space)"
+WRONG_TYPE, ADD_IT, CHANGE_IT = "correct its type", "add it", "change it"
+TYPES = {
+    "string": str,
+    "integer": int,
+    "long": int,
+    "boolean": bool,
+    "list": list,
+    "map": dict,
+    "structure": dict,
+}
+
+# KmsKeyId by the API's pages: ID or ARN of a key, or of an alias.
+_UUID = "-".join(rf"[0-9a-fA-F]{{{count}}}" for count in (8, 4, 4, 4, 12))
+KMS_KEY = re.compile(
+    rf"{_UUID}|mrk-[0-9a-f]{{32}}|alias/[\w/-]+"
+    r"|arn:[\w-]+:kms:[\w-]+:\d+:(key|alias)/[\w/-]+",
+    re.ASCII,
+)
+
+_profile = ""
+_profile_key = ""  # what names it
+_creating = threading.Lock()
+
+
+def use_profile(name: str, key: str = "profile in job.toml") -> None:
+    """Sign in anew, with a profile of AWS's configuration, for all clients of a command.
+
+    Args:
+        name: as `aws configure list-profiles` prints it; empty: as AWS's own tools choose, by the
+            environment.
+        key: what names it, for the sentence about one that does not exist.
+    """
+    global _profile, _profile_key
+    _profile, _profile_key = name, key
+    session.cache_clear()
+
+
+@functools.cache
+def session() -> Any:
+    """The one boto3 session, which holds the credentials of all clients and renews them.
+
+    AWS accepts a code of MFA once: with a session for each client the user would enter several.
+    """
+    import boto3
+
+    return boto3.Session(profile_name=_profile or None)
+
+
+def of_an_sdk(region: str, bucket: str) -> dict[str, Any]:
+    """The arguments of a session of SageMaker's SDK, of version 2 and of version 3.
+
+    The request is complete without the defaults of the SDK's configuration file.
+    """
+    import boto3
+
+    own = boto3.Session(profile_name=session()._session.profile, region_name=region)
+    own._session._credentials = session().get_credentials()  # one code of MFA serves both
+    modules = {"TelemetryOptOut": True}
+    configuration = {"SchemaVersion": "1.0", "SageMaker": {"PythonSDK": {"Modules": modules}}}
+    return {
+        "boto_session": own,
+        "sagemaker_config": configuration,
+        "default_bucket": bucket or None,
+    }
+
+
+def signed_in() -> bool:
+    """Whether there are credentials; this asks for a code of MFA where the profile needs one."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        credentials = session().get_credentials()
+        return bool(credentials and credentials.get_frozen_credentials())
+    except (BotoCoreError, ClientError, EOFError, RuntimeError):  # or nobody can type the code
+        return False
+
+
+def client(service: str, region: str) -> Any:
+    """A boto3 client that gives up in seconds, not minutes."""
+    from botocore.config import Config
+
+    patience = Config(
+        connect_timeout=5, read_timeout=20, retries={"max_attempts": 3, "mode": "standard"}
+    )
+    with _creating:  # threads may share clients, and no session
+        return session().client(service, region_name=region, config=patience)
+
+
+@functools.cache
+def model(service: str = "sagemaker") -> Any:
+    """botocore's model of a service, which takes a moment to read."""
+    import botocore.session
+
+    return botocore.session.get_session().get_service_model(service)
+
+
+@functools.cache
+def shape(name: str) -> Any:
+    """A shape of botocore's model of SageMaker, with its limits."""
+    return model().shape_for(name)
+
+
+def request_shape(kind: str) -> Any:
+    """The shape of the request that creates something of this kind, as in EndpointConfig."""
+    if kind == "ServiceJob":  # of AWS Batch
+        return model("batch").operation_model("SubmitServiceJob").input_shape
+    return model().operation_model(f"Create{kind}").input_shape
+
+
+class Violation(NamedTuple):
+    """A value of a request that AWS's model does not allow."""
+
+    path: str  # within the request, as in ResourceConfig.InstanceType
+    problem: str
+    cure: str
+
+
+def wrong_types(value: Any, model: Any) -> list[Violation]:
+    """Values of another type than their shape has."""
+    return [violation for violation in violations(value, model) if violation.cure == WRONG_TYPE]
+
+
+def violations(value: Any, model: Any, path: str = "") -> Iterator[Violation]:
+    """Everything in a value that its botocore shape does not allow.
+
+    botocore's ParamValidator checks types, members and minima, but no maximum, pattern or
+    enumeration: one walk checks them all.
+    """
+    expected: Any = TYPES.get(model.type_name, object)
+    if not isinstance(value, expected) or isinstance(value, bool) != (expected is bool):
+        problem = f"found {str(value)[:80]!r}, expected the type {model.type_name}"
+        yield Violation(path, problem, WRONG_TYPE)
+        return
+    yield from _limits(value, model, path)
+    above = f"{path}." if path else ""
+    if model.type_name == "map":
+        for key, item in value.items():
+            yield from violations(key, model.key, f"{above}{key}")
+            yield from violations(item, model.value, f"{above}{key}")
+    elif model.type_name == "list":
+        for item in value:
+            name = _name(item)
+            yield from violations(item, model.member, f"{above}{name}" if name else path)
+    elif model.type_name == "structure":
+        for key in model.required_members:
+            if key not in value:
+                yield Violation(f"{above}{key}", "is missing, and AWS requires it", ADD_IT)
+        for key, item in value.items():
+            if key in model.members:
+                yield from violations(item, model.members[key], f"{above}{key}")
+            else:
+                problem = f"{path or model.name} has no such member in the installed botocore"
+                cure = cure_for_unknown_name(key, model.members)
+                yield Violation(f"{above}{key}", problem, cure)
+
+
+def _name(item: Any) -> str:
+    """The name of a list's item, if it has one."""
+    if not isinstance(item, dict):
+        return ""
+    return next((str(item[key])[:40] for key in ("Name", "Key", "ChannelName") if key in item), "")
+
+
+def _limits(value: Any, model: Any, path: str) -> Iterator[Violation]:
+    """Range or length, pattern and enumeration of a value of the right type."""
+    limits = model.metadata
+    if model.type_name in ("timestamp", "blob"):
+        return
+    if isinstance(value, int | float):
+        size, shown, lower, higher = value, str(value), "lower it", "raise it"
+    else:
+        size, shown, higher = len(value), f"{len(value)} entries", "add to them"
+        lower = f"remove {size - limits.get('max', 0)} of them"
+    if isinstance(value, str):
+        shown, lower, higher = f"{size} characters", "shorten it", "lengthen it"
+    pattern = compiled(limits.get("pattern", "")) if isinstance(value, str) else None
+    if size > limits.get("max", size):
+        yield Violation(path, f"{shown}, and AWS allows {limits['max']}", lower)
+    elif pattern and not pattern.fullmatch(value):
+        problem = f'"{value[:80]}" does not match {pattern.pattern}'
+        yield Violation(path, problem, CHANGE_IT)
+    elif size < limits.get("min", size):
+        yield Violation(path, f"{shown}, and AWS requires {limits['min']}", higher)
+    elif model.name == "KmsKeyId" and value and not KMS_KEY.fullmatch(value):
+        problem = f'"{value[:80]}" is neither ID nor ARN of a KMS key'
+        yield Violation(path, problem, 'as in "arn:aws:kms:…:key/…" or "alias/…"')
+    elif isinstance(value, str) and model.enum and value not in model.enum:
+        problem = f'"{value[:80]}" is not known to the installed botocore'
+        yield Violation(path, problem, cure_for_unknown_name(value, model.enum))
+
+
+# Java's classes of characters, which Python's patterns lack, as ones that hold at least as much;
+# each other one, as punctuation and symbols, is about as much as \S.
+JAVA_CLASSES = {"L": r"\w", "N": r"\w", "Z": r"\s", "Alnum": "A-Za-z0-9"}
+
+
+@functools.cache
+def compiled(pattern: str) -> re.Pattern[str] | None:
+    """A pattern of AWS's model; None for no pattern, and for the few that Python cannot read."""
+    python = re.sub(r"\\p\{(\w+)\}", lambda name: JAVA_CLASSES.get(name[1], r"\S"), pattern)
+    try:
+        return re.compile(python) if python else None
+    except re.error:
+        return None
+
+
+@functools.cache
+def regions() -> list[str]:
+    """The regions in which the installed botocore knows SageMaker."""
+    import botocore.session
+
+    known = botocore.session.get_session()
+    partitions = known.get_available_partitions()
+    return [name for each in partitions for name in known.get_available_regions("sagemaker", each)]
+
+
+@functools.cache
+def partition(region: str) -> str:
+    """`aws`, `aws-cn` or `aws-us-gov`; `aws` for a region that botocore does not know."""
+    import botocore.session
+    from botocore.exceptions import UnknownRegionError
+
+    try:
+        return str(botocore.session.get_session().get_partition_for_region(region))
+    except UnknownRegionError:
+        return "aws"
+
+
+@functools.cache
+def dns_suffix(region: str) -> str:
+    """The domain of AWS's hosts in a region: `amazonaws.com`, another one in China."""
+    import botocore.session
+
+    name = partition(region)
+    partitions = botocore.session.get_session().get_data("endpoints")["partitions"]
+    return next(str(entry["dnsSuffix"]) for entry in partitions if entry["partition"] == name)
+
+
+def console(region: str) -> str:
+    """The address of SageMaker in the AWS console of a region."""
+    hosts = {"aws-cn": "console.amazonaws.cn", "aws-us-gov": "console.amazonaws-us-gov.com"}
+    host = hosts.get(partition(region), "console.aws.amazon.com")
+    return f"https://{region}.{host}/sagemaker/home?region={region}"
+
+
+def call(client: Any, verb: str, kind: str, name: str, **parameters: Any) -> dict[str, Any] | None:
+    """Create, describe, stop or delete something by its name; None where nothing has that name."""
+    from botocore import xform_name
+    from botocore.exceptions import ClientError
+
+    try:
+        return getattr(client, xform_name(verb + kind))(**{f"{kind}Name": name, **parameters})
+    except ClientError as error:
+        if verb == "Create" or not re.search("not f(i|ou)nd|does not exist", str(error)):
+            raise
+        return None
+
+
+def s3_uri(text: str) -> bool:
+    """Whether it is an address in S3, by AWS's own patterns (API_S3DataSource, S3Uri; the bucket's
+    by botocore.handlers.VALID_BUCKET, or an access point's ARN).
+    """
+    return bool(re.fullmatch(r"s3://([\w.-]{1,255}|arn:[^/]+)(/.*)?", text, re.ASCII))
+
+
+def s3_location(uri: str) -> tuple[str, str]:
+    """Bucket and key of an S3 address."""
+    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    return bucket, key
+
+
+def within(inner: str, outer: str) -> bool:
+    """Whether a folder in S3 lies in another, or is the same."""
+    return f"{inner.rstrip('/')}/".startswith(f"{outer.rstrip('/')}/")
+
+
+def all_objects(uri: str, s3: Any) -> Iterator[dict[str, Any]]:
+    """Every object at an S3 address; of a folder all below it."""
+    bucket, prefix = s3_location(uri)
+    pages = s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+    for page in pages:
+        yield from page.get("Contents", [])
+
+
+def code(problem: Exception) -> str:
+    """AWS's name for an error that it answered with; empty for one that arose on the way."""
+    return str(getattr(problem, "response", {}).get("Error", {}).get("Code", ""))
+
+
+def denied(problem: Exception) -> bool:
+    return bool(re.search(r"AccessDenied|Unauthorized|^403$", code(problem)))
+
+
+def missing(problem: Exception) -> bool:
+    """Whether CloudWatch Logs has no such log group or stream."""
+    return code(problem) == "ResourceNotFoundException"
+
+
+def transient(problem: Exception) -> bool:
+    """Whether asking again later may succeed: no network, throttled, or a failure inside AWS."""
+    from botocore import exceptions as e
+
+    if isinstance(problem, e.HTTPClientError | e.ConnectionError):
+        return True
+    return bool(TRANSIENT.search(code(problem)))
+
+
+def answer(call: Callable[[], Any], say: Callable[[str], None] = print) -> Any:
+    """The result of a call of AWS. While the network or AWS fails, the call is repeated.
+
+    Args:
+        call: calls AWS.
+        say: prints the first failure.
+    """
+    wait_s = FIRST_WAIT_S
+    while True:
+        try:
+            return call()
+        except Exception as problem:
+            if not transient(problem):
+                raise
+            if wait_s == FIRST_WAIT_S:
+                say(f"{explain(problem)}; retrying until AWS answers")
+        time.sleep(wait_s)
+        wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+
+
+@contextmanager
+def errors(subject: str = "", instead: str = "") -> Iterator[None]:
+    """Turn what boto3 raises into a UserError.
+
+    Args:
+        subject: begins the problem.
+        instead: another cure.
+    """
+    from boto3.exceptions import Boto3Error
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        yield
+    except (Boto3Error, BotoCoreError, ClientError) as failure:
+        known = explain(failure)
+        problem = f"{subject}: {known.problem}" if subject else known.problem
+        cures = [cure for cure in (known.cure, instead) if cure]
+        raise UserError(problem, ", or ".join(cures)) from failure
+    except EOFError as failure:
+        if failure.args:  # of a file
+            raise
+        cure = "run the command in a terminal, or with credentials that need no code"
+        raise UserError(
+            "the profile needs an MFA code, and there is no terminal", cure
+        ) from failure
+
+
+@contextmanager
+def print_user_errors() -> Iterator[None]:
+    """Print a user's mistake in a notebook's cell as one sentence, without a stack trace."""
+    try:
+        with errors():
+            yield
+    except UserError as failure:
+        print(*error_lines(failure), sep="\n")
+    except KeyboardInterrupt:
+        print("interrupted")
+
+
+# Pattern of AWS's message about a failed job or a rejected call → cure; the first match counts.
+# The words about capacity are from
+# https://repost.aws/knowledge-center/sagemaker-insufficient-capacity-error.
+CURES = {
+    r"CapacityError|[Ii]nsufficient ?(Instance)?Capacity|requested ML compute capacity": (
+        "no such instances are free in the zones of your subnets: send the job again later; or "
+        'name several types, instance_type = ["ml.p4d.24xlarge", "ml.p4de.24xlarge"]; or add '
+        "subnets of other zones, another region, or a training plan, which reserves capacity"
+    ),
+    r"ResourceLimitExceeded|service limit|account-level": (
+        "the account's quota is used up: ask for more in the Service Quotas console, or stop jobs"
+    ),
+    r"(?i)out of memory|OutOfMemory|Cannot allocate memory|exit code:? (137|-9)\b": (
+        "memory did not suffice: lower batch_size and raise accumulate_grad_batches, which keeps "
+        "the global batch; or take instances with more memory"
+    ),
+    r"(?i)bus error|shared memory|/dev/shm": (
+        "the container's /dev/shm was full, and SageMaker has no setting for it: lower "
+        "num_workers or prefetching, or pass less through the loader's workers"
+    ),
+    r"^InternalServerError": (
+        "it is a fault within AWS: send the job again. SageMaker does so itself if job.toml has "
+        "MaximumRetryAttempts = 3 below [request.RetryStrategy]"
+    ),
+    rf"^\w*({TRANSIENT.pattern})": (
+        "AWS is busy, or limits how often it is called: run the command again in a minute"
+    ),
+    r"log (group|stream) does not exist": (
+        "the log was deleted, its retention is over, or no host has written to it"
+    ),
+}
+
+
+def cure_of(reason: str) -> str:
+    """The cure for a failure, by AWS's words for it; empty for unknown words."""
+    return next((cure for words, cure in CURES.items() if re.search(words, reason)), "")
+
+
+CORRECT = "correct the value in this message"
+
+
+def explain(failure: Exception) -> UserError:
+    """The UserError for an error of boto3."""
+    from botocore import exceptions as e
+
+    if isinstance(failure, e.ClientError):
+        return _client_error(failure)
+    if isinstance(failure, e.NoCredentialsError | e.PartialCredentialsError):
+        return UserError("there are no AWS credentials here", SIGN_IN)
+    if isinstance(failure, e.ProfileNotFound):
+        key = _profile_key if _profile else "AWS_PROFILE"
+        cure = f"set {key} to one that aws configure list-profiles prints"
+        return UserError(str(failure).replace("The", "the", 1), cure)
+    if isinstance(failure, e.SSOError | e.UnauthorizedSSOTokenError | e.TokenRetrievalError):
+        return UserError(f"the single sign-on session cannot be used ({failure})", SIGN_IN)
+    if isinstance(failure, e.HTTPClientError | e.ConnectionError):
+        host = urlsplit(str(failure.kwargs.get("endpoint_url"))).netloc or "AWS"
+        problem = f"{host} cannot be reached ({type(failure).__name__})"
+        return UserError(problem, "check the network, the proxy, and the region")
+    return UserError(" ".join(f"AWS: {failure}".split()), CORRECT)
+
+
+def _client_error(failure: Any) -> UserError:
+    """The UserError for an error that AWS answered."""
+    name, message = code(failure), failure.response["Error"].get("Message", "")
+    operation = failure.operation_name
+    if "Expired" in name:
+        return UserError("AWS credentials have expired", SIGN_IN)
+    if name in REJECTED_KEYS:
+        cure = f"check AWS_PROFILE, or {SIGN_IN}"
+        return UserError(f"AWS does not know these credentials ({name})", cure)
+    if "MultiFactorAuthentication failed" in message:
+        return UserError("AWS rejects the MFA code", "run the command again with the next code")
+    if denied(failure):
+        cure = f"ask for that permission ({message})"
+        return UserError(f"these credentials may not call {operation}", cure)
+    reason = (message or name).rstrip(".")
+    cure = cure_of(f"{name}: {message}") or CORRECT
+    return UserError(f"AWS rejects {operation}: {reason}", cure)

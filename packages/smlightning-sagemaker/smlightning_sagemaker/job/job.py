@@ -1,0 +1,470 @@
+"""`job.toml`, read and typed: the one description of a job that launching and rehearsing share.
+
+A key of job.toml is one line here: its type and limits, the member of CreateTrainingJob that it
+sets, and what it means. If the value is derived first (`derived=True`), request.py has the
+function.
+"""
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from smlightning.errors import UserError
+from smlightning.options import declared_options
+from smlightning_sagemaker.findings import Finding, cure_for_unknown_name, error
+from smlightning_sagemaker.job import aws
+from smlightning_sagemaker.job.constants import Distribution
+from smlightning_sagemaker.project import Project
+
+Value = str | int | float | bool
+Values = Annotated[list[Value], Field(min_length=1)]
+Channel = str | dict[str, Any]
+InstanceTypes = str | list[str]
+RANGE_EXAMPLE = 'write { min = 1e-4, max = 1e-2, scale = "Logarithmic" } or [16, 32, 64]'
+MOST = 10**9  # no number of a job is larger
+CHANNEL_NAME = re.compile(r"[A-Za-z0-9._-]+")
+
+
+def key(member: str, text: str, *, default: Any = ..., derived: bool = False, **limits: Any) -> Any:
+    """A key of job.toml.
+
+    Args:
+        member: of CreateTrainingJob that it sets; empty if it sets none directly.
+        text: what the key means.
+        default: without one, job.toml has to have the key.
+        derived: request.py computes the member's value; otherwise it is sent as it stands. Left
+            out are empty texts and lists, and 0 and false if they are the default.
+        limits: pydantic's, as in `ge=1`.
+    """
+    extra: dict[str, Any] = {"member": member, "derived": derived}
+    if callable(default):
+        limits["default_factory"] = default
+    else:
+        limits["default"] = default
+    return Field(description=text, json_schema_extra=extra, **limits)
+
+
+class Table(BaseModel):
+    """A table of job.toml. Types are strict: true is no number, and 1 is no text."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Spot(Table):
+    """Spare capacity, up to 90 % cheaper, which AWS may reclaim at any time."""
+
+    enabled: bool = key("EnableManagedSpotTraining", "use spare capacity", default=False)
+    max_wait_s: int = key(
+        "StoppingCondition.MaxWaitTimeInSeconds",
+        "seconds of training and waiting together",
+        default=28_800,
+        derived=True,
+        ge=1,
+        le=MOST,
+    )
+
+
+class Network(Table):
+    """Your VPC. Empty: SageMaker's own network."""
+
+    subnets: list[str] = key("VpcConfig.Subnets", "IDs of subnets", default=list)
+    security_groups: list[str] = key(
+        "VpcConfig.SecurityGroupIds", "IDs of security groups", default=list
+    )
+    encrypt: bool = key(
+        "EnableInterContainerTrafficEncryption", "encrypt what hosts send", default=False
+    )
+
+
+class Range(Table):
+    """Numbers between which `tune` searches."""
+
+    min: int | float
+    max: int | float
+    scale: Literal["Auto", "Linear", "Logarithmic", "ReverseLogarithmic"] = "Auto"
+
+    @model_validator(mode="after")
+    def _min_is_below_max(self) -> "Range":
+        if self.min >= self.max:
+            raise ValueError(f"min is {self.min}, expected a number below max, {self.max}")
+        return self
+
+
+class Tune(Table):
+    """The search of `python -m smlightning_sagemaker tune`."""
+
+    max_jobs: int = key("", "jobs in all", default=20, ge=1, le=MOST)
+    parallel: int = key("", "jobs at a time", default=2, ge=1, le=MOST)
+    ranges: dict[str, Range | Values] = key(
+        "", "option → values, or {min, max, scale}", default=dict
+    )
+
+
+class Create(Table):
+    """Members of the requests of `tune`, `deploy` and `submit --queue`, by AWS's names."""
+
+    HyperParameterTuningJob: dict[str, Any] = key(
+        "", "members of CreateHyperParameterTuningJob", default=dict
+    )
+    Model: dict[str, Any] = key("", "members of CreateModel", default=dict)
+    EndpointConfig: dict[str, Any] = key("", "members of CreateEndpointConfig", default=dict)
+    Endpoint: dict[str, Any] = key("", "members of CreateEndpoint", default=dict)
+    ServiceJob: dict[str, Any] = key("", "members of Batch's SubmitServiceJob", default=dict)
+
+
+class OnlyCreate(Table, extra="ignore"):
+    """[create] of a job.toml whose other keys need not be valid."""
+
+    create: Create = Field(default_factory=Create)
+
+
+class Job(Table):
+    """Every answer that a job needs."""
+
+    name: str = key("TrainingJobName", "its beginning; the time is added", derived=True)
+    region: str = key("", "AWS's region")
+    profile: str = key("", "profile of AWS's configuration that sends the job", default="")
+    # resources.py builds ResourceConfig from these two.
+    instance_type: InstanceTypes = key(
+        "ResourceConfig.InstanceType",
+        "type of the hosts, or a list: AWS uses the first type with enough capacity",
+        default="",
+        derived=True,
+    )
+    instance_count: int = key(
+        "ResourceConfig.InstanceCount", "hosts", default=0, derived=True, ge=1, le=MOST
+    )
+    distribution: Distribution = key("", "how processes are started", default="auto")
+    image: str = key(
+        "AlgorithmSpecification.TrainingImage",
+        "auto, smddp, mpirun, current, or an image's URI",
+        default="auto",
+        derived=True,
+    )
+    registry: str = key("", "a mirror of AWS's registry, without repository or tag", default="")
+    role: str = key("RoleArn", "execution role", default="", derived=True)
+    bucket: str = key("", "for code, models and checkpoints", default="")
+    volume_gb: int = key(
+        "ResourceConfig.VolumeSizeInGB", "disk of each host", default=100, ge=1, le=MOST
+    )
+    max_run_s: int = key(
+        "StoppingCondition.MaxRuntimeInSeconds",
+        "seconds of training after which AWS stops the job",
+        default=14_400,
+        ge=1,
+        le=28 * 86_400,  # CreateTrainingJob, StoppingCondition
+    )
+    max_pending_s: int = key(
+        "StoppingCondition.MaxPendingTimeInSeconds",
+        "seconds of waiting for capacity after which AWS stops the job; 0: AWS's own limit",
+        default=0,
+        ge=0,
+        le=MOST,
+    )
+    checkpoint_s3: str = key(
+        "CheckpointConfig.S3Uri", "auto, an address, or empty", default="auto", derived=True
+    )
+    forward_stop: bool = key(
+        "AlgorithmSpecification.ContainerEntrypoint",
+        "forward SageMaker's SIGTERM to training",
+        default=False,
+        derived=True,
+    )
+    keep_alive_s: int = key(
+        "ResourceConfig.KeepAlivePeriodInSeconds",
+        "seconds that instances wait for the next job",
+        default=0,
+        ge=0,
+        le=MOST,
+    )
+    price_per_hour: float = key(
+        "", "US dollars for one instance and hour", default=0.0, ge=0, le=100_000
+    )
+    hub_token_secret: str = key("", "secret that holds a token of the hub", default="")
+    mlflow: str = key("", "ARN of an MLflow server or app", default="")
+    hyperparameters: dict[str, Value] = key(
+        "HyperParameters", "options of src/train.py", default=dict, derived=True
+    )
+    channels: dict[str, Channel] = key(
+        "InputDataConfig", "data that SageMaker copies to hosts", default=dict, derived=True
+    )
+    spot: Spot = key("", "spare capacity", default=Spot)
+    network: Network = key("", "your VPC", default=Network)
+    environment: dict[str, str] = key(
+        "Environment", "variables of the container", default=dict, derived=True
+    )
+    secrets: dict[str, str] = key(
+        "", "variable of a process → secret that it is filled from", default=dict
+    )
+    tags: dict[str, str] = key("Tags", "cost-allocation tags", default=dict, derived=True)
+    request: dict[str, Any] = key("", "other members of CreateTrainingJob", default=dict)
+    tune: Tune = key("", "a search", default=Tune)
+    create: Create = key("", "members of other requests, by kind", default=Create)
+
+    def replace(self, **changes: Any) -> "Job":
+        """A copy with other values for some keys, checked like those of a file.
+
+        Raises:
+            JobError: a value is not valid.
+        """
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        return from_table({**given, **changes})
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key as it is declared above."""
+
+    path: str  # in job.toml, as in spot.enabled
+    member: str
+    derived: bool
+    default: Any
+
+    def of(self, job: Job) -> Any:
+        """The value of this key."""
+        value: Any = job
+        for name in self.path.split("."):
+            value = getattr(value, name)
+        return value
+
+
+def _keys(table: type[Table], prefix: str = "") -> Iterator[Key]:
+    for name, field in table.model_fields.items():
+        declared: Any = field.json_schema_extra
+        default = field.get_default(call_default_factory=True)
+        yield Key(prefix + name, declared["member"], declared["derived"], default)
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Table):
+            yield from _keys(field.annotation, f"{prefix}{name}.")
+
+
+KEYS = tuple(_keys(Job))
+PATHS = {
+    entry.path.rpartition(".")[2]: entry.path for entry in KEYS
+}  # tags → tags, enabled → spot.…
+# The key that sets a member of CreateTrainingJob.
+KEY_OF_MEMBER = {entry.member: entry.path for entry in KEYS if entry.member}
+TABLES = {
+    name
+    for name, field in Job.model_fields.items()
+    if get_origin(field.annotation) is dict or name in ("spot", "network", "tune", "create")
+}
+# Members that neither a key nor [request] may set, and the source of their values.
+OTHER_SOURCES = {"AlgorithmSpecification.MetricDefinitions": "METRICS of src/options.py"}
+
+# A channel that is a table: its key, and the member of Channel that it sets. Members themselves,
+# which begin with a capital, are merged as those of [request] are.
+S3_CHANNEL = {
+    "s3_data": "DataSource.S3DataSource.S3Uri",
+    "s3_data_type": "DataSource.S3DataSource.S3DataType",
+    "distribution": "DataSource.S3DataSource.S3DataDistributionType",
+    "attribute_names": "DataSource.S3DataSource.AttributeNames",
+    "instance_groups": "DataSource.S3DataSource.InstanceGroupNames",
+    "input_mode": "InputMode",
+    "content_type": "ContentType",
+    "compression": "CompressionType",
+    "record_wrapping": "RecordWrapperType",
+}
+FILE_SYSTEM_CHANNEL = {
+    "file_system_id": "DataSource.FileSystemDataSource.FileSystemId",
+    "file_system_type": "DataSource.FileSystemDataSource.FileSystemType",
+    "directory_path": "DataSource.FileSystemDataSource.DirectoryPath",
+    "file_system_access_mode": "DataSource.FileSystemDataSource.FileSystemAccessMode",
+    "input_mode": "InputMode",
+    "content_type": "ContentType",
+}
+
+
+class JobError(UserError):
+    """job.toml is wrong; `findings` has every problem of the file, each with key and cure."""
+
+    def __init__(self, findings: list[Finding]) -> None:
+        keys = ", ".join(finding.key for finding in findings)
+        super().__init__(f"wrong in job.toml: {keys}", "correct them")
+        self.findings = findings
+
+    def __str__(self) -> str:
+        """One line for each finding."""
+        return "\n".join(finding.sentence for finding in self.findings)
+
+
+def load(path: str | Path, project: Project) -> Job:
+    """Read the job from a file.
+
+    Args:
+        path: job.toml.
+        project: its options help to find the table of a misplaced key.
+
+    Raises:
+        JobError: with every problem of the file.
+    """
+    return from_table(_read(Path(path)), project, Path(path).name)
+
+
+def from_table(
+    table: dict[str, Any], project: Project | None = None, file: str = "job.toml"
+) -> Job:
+    """The job of a job file's content; raises JobError with every problem."""
+    findings = list(_missing_hosts(table))
+    try:
+        job = Job.model_validate(table)
+    except ValidationError as problems:
+        raise JobError([*findings, *_findings(problems, table, project, file)]) from None
+    findings += _request_problems(job)
+    if findings:
+        raise JobError(findings)
+    return job
+
+
+def members_to_create(path: Path) -> Create:
+    """[create] of a job.toml, whatever its other tables hold; empty without the file.
+
+    Raises:
+        JobError: the file is not TOML, or [create] is wrong.
+    """
+    table = _read(path) if path.is_file() else {}
+    try:
+        return OnlyCreate.model_validate(table).create
+    except ValidationError as problems:
+        raise JobError(list(_findings(problems, table))) from None
+
+
+def _missing_hosts(table: dict[str, Any]) -> Iterator[Finding]:
+    """An error for each key of the hosts that neither job.toml nor its [request] has."""
+    request = table.get("request")
+    config = request.get("ResourceConfig") if isinstance(request, dict) else None
+    config = config if isinstance(config, dict) else {}
+    needed = ["instance_type", "instance_count"]
+    if "InstanceGroups" in config:
+        needed = []
+    elif "InstancePreferences" in config:
+        needed = [] if "InstanceCount" in str(config["InstancePreferences"]) else needed[1:]
+    for name in needed:
+        if name not in table or (name == "instance_type" and table[name] in ("", [])):
+            yield error(name, "is missing", "set it in job.toml")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file; raises JobError if it is not one."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as failure:
+        finding = error(
+            str(path), f"cannot be read ({failure.strerror})", "pass its path with --job"
+        )
+    except (ValueError, RecursionError) as failure:  # not TOML, not UTF-8, nested too deeply
+        finding = error(str(path), f"is not TOML in UTF-8: {failure}", "correct that line")
+    raise JobError([finding])
+
+
+def _findings(
+    problems: ValidationError,
+    table: dict[str, Any],
+    project: Project | None = None,
+    file: str = "job.toml",
+) -> Iterator[Finding]:
+    """A finding for each key that pydantic rejects: the value found, and what it expected."""
+    messages: dict[tuple[Any, ...], list[str]] = {}
+    unknown = set()
+    for problem in problems.errors(include_url=False, include_input=False):
+        place = problem["loc"]
+        depth = 3 if place[:2] == ("tune", "ranges") else 2 if place[0] in TABLES else 1
+        place = place[:depth]  # below: the members of a list or a union
+        message = problem["msg"].removeprefix("Value error, ")
+        message = message.replace("Input should be", "expected", 1)
+        if problem["type"] == "missing":
+            message = (
+                "is missing" if place == problem["loc"] else f"{problem['loc'][-1]} is missing"
+            )
+        for part in problem["loc"][depth:]:
+            if isinstance(part, int):
+                message = f"entry {part + 1}: found {_shown(table, (*place, part))}, {message}"
+        messages.setdefault(place, []).append(message)
+        if problem["type"] == "extra_forbidden":
+            unknown.add(place)
+    for place, texts in messages.items():
+        name, misplaced = str(place[-1]), ""
+        if project and (place in unknown or place[0] in ("environment", "tags")):
+            misplaced = cure_for_misplaced_key(name, project)
+        of_entries = [each for each in texts if each.startswith("entry ")]  # so it is a list
+        text = ", or ".join(dict.fromkeys(of_entries or texts)).replace(", or expected", ", or")
+        usual = "set it in job.toml" if text == "is missing" else "correct it"
+        cure = misplaced or (RANGE_EXAMPLE if len(place) == 3 else usual)
+        if text.startswith("expected"):
+            text = f"found {_shown(table, place)}, {text}"
+        if place in unknown:
+            text = f"{file} has no such key"
+            model: Any = Job if len(place) == 1 else Job.model_fields[str(place[0])].annotation
+            cure = misplaced or cure_for_unknown_name(name, model.model_fields)
+        yield error(".".join(map(str, place)), text, cure)
+
+
+def _shown(table: dict[str, Any], place: tuple[Any, ...]) -> str:
+    """The value of a key; its type if it is a table or a list, or may be a secret."""
+    value: Any = table
+    for name in place:
+        value = value[name]
+    if isinstance(value, dict | list) or place[0] in ("environment", "secrets"):
+        return type(value).__name__
+    return json.dumps(value, default=str)[:80]
+
+
+def _request_problems(job: Job) -> Iterator[Finding]:
+    """Members of [request] that a key of job.toml sets, and values of a wrong type."""
+    keys = {**KEY_OF_MEMBER, **OTHER_SOURCES}
+    if not job.forward_stop:
+        del keys["AlgorithmSpecification.ContainerEntrypoint"]
+    for path, _ in leaves(job.request):
+        within = (keys[member] for member in keys if f"{path}.".startswith(f"{member}."))
+        key = next(within, "")
+        if key:
+            shown = f"[{key}]" if key in TABLES else key
+            yield error(f"request.{path}", "job.toml has its own key for it", f"set {shown}")
+    for wrong in aws.wrong_types(job.request, aws.shape("CreateTrainingJobRequest")):
+        yield error(f"request.{wrong.path}", wrong.problem, wrong.cure)
+
+
+def channel_folders(words: Sequence[str], job: Job | None) -> dict[str, Path]:
+    """``NAME=DIR`` of each ``--channel``, checked.
+
+    Args:
+        job: if it has channels, only these can have a folder. None: a script without a job.
+    """
+    folders = {}
+    for word in words:
+        name, _, folder = word.partition("=")
+        if not (CHANNEL_NAME.fullmatch(name) and folder and Path(folder).is_dir()):
+            raise UserError(f"--channel {name}={folder}: no such folder", "write NAME=DIR")
+        if job and job.channels and name not in job.channels:
+            problem = f"--channel {name} is not among [channels] of job.toml"
+            raise UserError(problem, cure_for_unknown_name(name, job.channels))
+        folders[name] = Path(folder)
+    return folders
+
+
+def leaves(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Path and value of each entry of nested tables that is not a table, or is an empty one."""
+    for name, value in table.items():
+        if isinstance(value, dict) and value:
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def cure_for_misplaced_key(name: str, project: Project) -> str:
+    """The cure for a key in a wrong table; empty for an unknown key."""
+    if name in TABLES:
+        return f"write its entries below [{name}]"
+    if name in PATHS:
+        table = PATHS[name].rpartition(".")[0]
+        return f"set it in [{table}]" if table else "set it above the first [table]"
+    if name in declared_options(project.options().cls):
+        return "set it in [hyperparameters]"
+    if name in aws.shape("CreateTrainingJobRequest").members:
+        return "set it in [request]"
+    return ""

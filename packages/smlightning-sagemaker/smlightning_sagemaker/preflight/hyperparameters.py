@@ -1,0 +1,61 @@
+"""Each hyperparameter, as the container would pass it, against what src/options.py declares."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from smlightning.errors import UserError
+from smlightning.options import (
+    OptionError,
+    declared_options,
+    nearest_option,
+    parse_command_line,
+    read_command_line,
+)
+from smlightning_sagemaker.findings import Finding, cure_for_unknown_name, error, from_error
+from smlightning_sagemaker.job.job import Job, cure_for_misplaced_key
+from smlightning_sagemaker.project import Project
+
+CONFLICT = "hyperparameters"  # the key of a finding about several of them
+
+
+def hyperparameters(job: Job, project: Project) -> Iterator[Finding]:
+    """train.py has the option and accepts the value."""
+    cls = project.options().cls
+    declared = declared_options(cls)
+    for name, value in job.hyperparameters.items():
+        key = f"hyperparameters.{name}"
+        if name not in declared:
+            nearest = nearest_option(name, declared)
+            cure = f"did you mean {nearest}?" if nearest else ""
+            cure = cure_for_misplaced_key(name, project) or cure
+            cure = cure or cure_for_unknown_name(name, declared)
+            yield error(key, "train.py has no such option", cure)
+            continue
+        problem = unfit(cls, name, value)
+        if problem:
+            yield error(key, problem, f"as in {name} = {json.dumps(declared[name].default)}")
+
+
+def conflicts(job: Job, project: Project) -> Iterator[Finding]:
+    """The values go together, as ``__post_init__`` in src/options.py says."""
+    if any(hyperparameters(job, project)):
+        return  # the values themselves are wrong
+    words = [f"--{name}={value}" for name, value in job.hyperparameters.items()]
+    try:
+        parse_command_line(project.options().cls, words)
+    except UserError as failure:
+        yield from_error(CONFLICT, failure)
+
+
+def unfit(cls: type, name: str, value: Any) -> str:
+    """The reason why an option rejects a value; empty if it accepts it."""
+    try:
+        read_command_line(cls, [f"--{name}={value}"])
+    except OptionError as failure:
+        return f"found {failure.value!r}, expected {failure.expected}"
+    except UserError as failure:
+        return failure.problem
+    except ValueError:  # Python writes no number of more than 4,300 digits
+        return "a number of thousands of digits"
+    return ""

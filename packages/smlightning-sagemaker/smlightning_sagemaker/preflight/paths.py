@@ -1,0 +1,56 @@
+"""Paths among the values of options: of a channel in the container, or of this machine."""
+
+import os
+import re
+
+from smlightning import hub
+from smlightning_sagemaker.project import Project
+
+CHANNELS = "/opt/ml/input/data/"  # where the container finds them
+DATASET = "training"  # the channel that --dataset names (data/tables.py, CHANNEL)
+DATA_FILE = re.compile(
+    r".*\.(csv|tsv|jsonl|parquet|arrow|npy|npz|h5|zip|gz|ckpt|pth?|safetensors)", re.I
+)
+# A text that can only be a path of this machine.
+LOCAL = re.compile(rf"(?!\w+://|/opt/ml/)((\.\.?[/\\]|~|[a-z]:[/\\]).*|{DATA_FILE.pattern})", re.I)
+RELATIVE = re.compile(r"(?!\w+://)[^/]+/|\.")
+OF_HUB = ("dataset", "model_name")  # options whose value is a path or a name on the hub
+TEMPORARY = ("/tmp/", "/dev/shm/")  # noqa: S108
+
+
+def is_local(option: str, text: str) -> bool:
+    """Whether the value of an option is a path of this machine, and not of the container."""
+    if text.startswith("/opt/ml/") or text.strip("/.") in ("", "tmp", "dev/shm"):
+        return False
+    if exists(text):
+        return True
+    if text.startswith(TEMPORARY):  # by the script itself, perhaps
+        return False
+    is_no_name = option in OF_HUB and RELATIVE.match(text) and not hub.NAME.fullmatch(text)
+    return bool(LOCAL.fullmatch(text) or is_no_name)
+
+
+def travels(project: Project, text: str) -> bool:
+    """Whether the text is a path in src/, which is uploaded, and in which train.py starts."""
+    is_inside = not text.startswith(("/", "~")) and ".." not in re.split(r"[/\\]", text)
+    return is_inside and exists(f"{project.src}/{text}")
+
+
+def exists(text: str) -> bool:
+    """Whether there is something here at a path; a mere name is no path."""
+    # Path's methods raise where a text is too long for a path, or has an unknown user.
+    return "/" in text and os.path.exists(os.path.expanduser(text))  # noqa: PTH110, PTH111
+
+
+def is_file(text: str) -> bool:
+    """Whether the text is the path of a file here."""
+    return os.path.isfile(os.path.expanduser(text))  # noqa: PTH111, PTH113
+
+
+def channel_of(option: str, text: str) -> str:
+    """The channel that an option with this value reads; empty for none."""
+    if option == "dataset" and text == DATASET:
+        return DATASET
+    if text.startswith(CHANNELS):
+        return text.removeprefix(CHANNELS).split("/")[0]
+    return ""

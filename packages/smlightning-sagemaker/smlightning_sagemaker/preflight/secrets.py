@@ -1,0 +1,204 @@
+"""Secrets where they would be seen: in what the AWS console shows of a job, and in src/."""
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from smlightning import hub
+from smlightning_sagemaker.findings import Finding, error
+from smlightning_sagemaker.job.job import Create, Job
+from smlightning_sagemaker.preflight import requirements
+from smlightning_sagemaker.project import Project
+
+# Texts that are secrets by their form, as their issuers document it. A pattern that begins with
+# letters, and not with \b, is found fast in a large file.
+FORMATS = (
+    r"A[KS]IA[0-9A-Z]{16}",  # AWS
+    r"-----BEGIN [A-Z ]*PRIVATE KEY",
+    r"PuTTY-User-Key-File-\d",
+    r"xox[abeprs]-[\w-]{10}",  # Slack
+    r"xapp-\d-\w",
+    r"hooks\.slack\.com/(services|workflows)/\w",
+    r"discord(app)?\.com/api/webhooks/\d",
+    r"\bhf_\w{30}",  # Hugging Face
+    r"gh[pousr]_\w{30}",  # GitHub
+    r"github_pat_\w{30}",
+    r"\bsk[-_][\w-]{30}",  # OpenAI and others
+    r"[sr]k_(live|test)_\w{16}",  # Stripe
+    r"gl(pat|dt|rt|cbt|ptt|soat|ffct)-[\w-]{20}",  # GitLab
+    r"AIza[\w-]{35}",  # Google
+    r"GOCSPX-[\w-]{20}",
+    r"ya29\.[\w-]{20}",
+    r"npm_[A-Za-z0-9]{36}",
+    r"pypi-AgE[\w-]{20}",
+    r"eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10}",  # a JSON Web Token
+    r"dapi[0-9a-f]{32}",  # Databricks
+    r"\bSG\.[\w-]{16,}\.[\w-]{16}",  # SendGrid
+    r"do[opr]_v1_[0-9a-f]{40}",  # DigitalOcean
+    r"\bhv[sbr]\.[\w-]{20}",  # Vault
+    r"[?&]sig=[\w%+/-]{40}",  # a shared access signature of Azure
+    r"AccountKey=[\w+/]{40}",
+    r"SharedAccessKey=[\w+/]{40}",
+    r"\b\d{8,10}:AA[\w-]{32}",  # Telegram
+    r"shp(at|ca|pa|ss)_[0-9a-f]{32}",  # Shopify
+    # A password in an address, but no place for one: {password}, %s, $PASSWORD, <password>.
+    r"://[^/\s:@\"'{}<>$]+:(?!pass(word)?@|\*+@)[^/\s@\"'{}<>$%]+@",
+    r"://(?=[^/\s@]{0,99}\d)\w{20,}@",  # a token only, as for Gemfury and Azure DevOps
+)
+# Names in lower case, with underscores between their words.
+PASSWORD_NAME = re.compile(
+    r"(^|_)((password|passwd|passphrase|passcode|pwd)s?|(db|user)_?pass)(_|$)"
+)
+SECRET_NAME = re.compile(
+    r"(^|_)(secret|token|auth|credentials?|pass"
+    r"|(\w*_)?(secret|api|access|private|signing|encryption|wandb)_?key)(_|$)"
+)
+KEY_NAME = re.compile(r"key$")  # a sort_key too: only what looks random is a secret
+# Names of a secret's place or kind: SECRET_ARN, TOKEN_FILE, EOS_TOKEN_ID.
+REFERENCE_NAME = re.compile(
+    r"_(arns?|names?|ids?|files?|path|folder|dir|ur[il]|key_spec|env|var|field|column|type|policy"
+    r"|region|method|store|header|hasher)$"
+)
+ONE_WORD = re.compile(r"(?!arn:|ssm:|\.*/|~|\$|\w+://)[^\s<>|\[\]{}]{8,}")
+PLACEHOLDER = re.compile(r"(?i)x+|\*+|changeme|(your|my|example|dummy|fake|test)[_-][\w-]*")
+AWS_SECRET = re.compile(r"[A-Za-z0-9+/]{40}")
+RANDOM = re.compile(r"(?=(\w*?\d){3})(?=(\w*?[A-Za-z]){3})[A-Za-z0-9]{16,}")
+# NAME = "text", NAME: str = "text", "name": "text", environ["NAME"] = "text", f("NAME", "text").
+QUOTED = re.compile(
+    r"""
+    (?<![\w.-])(?P<name>[A-Za-z][\w.-]{1,60})["']?\]?\s{0,9}
+    (?::\s?[\w.\[\]\ |]{1,30}=|[=:,])\s{0,9}
+    [rbuf]{0,2}(?P<quote>["'])(?P<text>[^"'\n]{8,200})(?P=quote)
+    """,
+    re.VERBOSE,
+)
+# NAME=text of .env and .ini, name: text of YAML.
+BARE = re.compile(
+    r"""
+    ^[\s-]{0,60}(export\s)?(?P<name>[A-Za-z][\w.-]{1,60})\s{0,9}
+    [=:]\s{0,9}
+    (?P<text>[^\s"'\#]{8,200})\s*(\#.*)?$
+    """,
+    re.MULTILINE | re.VERBOSE,
+)
+ASSIGNMENTS = {
+    **dict.fromkeys((".py", ".toml", ".json", ".ipynb"), (QUOTED,)),
+    **dict.fromkeys((".yaml", ".yml", ".env", ".ini", ".cfg", ".conf", ".sh"), (QUOTED, BARE)),
+}
+SHOWN = "looks like a secret, and everybody who may see the job sees it"
+MOST_CHARACTERS = 2**20  # of a file whose assignments are read; code has fewer
+
+
+def visible(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """Secrets in the parts of the job that the AWS console shows."""
+    names = {f"environment.{hub.SECRET}": "hub_token_secret"}
+    for variable in job.secrets:
+        names[f"environment.{hub.SECRET_FOR}{variable}"] = f"secrets.{variable}"
+    shown = {
+        "hyperparameters": job.hyperparameters,
+        "environment": request.get("Environment", {}),
+        "tags": request.get("Tags", []),
+        "request": job.request,
+        "tune.ranges": job.tune.ranges,
+    }
+    for key, text in texts(shown):
+        if key in names:
+            # It holds the name of a secret; a token itself is the mistake.
+            if forms(text):
+                there = "keep it in Secrets Manager, and give the name of that secret here"
+                yield error(names[key], SHOWN, there)
+        elif forms(text) or has_secret_name(key, text):
+            yield error(key, SHOWN, cure(key.rpartition(".")[2]))
+    yield from created(job.create, Create.model_fields)
+
+
+def created(create: Create, kinds: Iterable[str]) -> Iterator[Finding]:
+    """Secrets in the members of [create] for these kinds."""
+    for key, text in texts({f"create.{kind}": getattr(create, kind) for kind in kinds}):
+        if forms(text) or has_secret_name(key, text):
+            yield error(key, SHOWN, "keep it in Secrets Manager, and let the code read it there")
+
+
+def cure(variable: str) -> str:
+    """The cure for a secret in a variable; pip reads its own before processes read secrets."""
+    if requirements.BEFORE_TRAINING.fullmatch(variable) or requirements.PROXY.fullmatch(variable):
+        return f"for pip, {requirements.WITHOUT_LOGIN}"
+    kept = "keep it in Secrets Manager, and set its name in [secrets]"
+    return f'{kept}: VARIABLE = "name of the secret"'
+
+
+def forms(text: str) -> list[int]:
+    """Positions in a text at which the first secret of each form begins."""
+    found = (re.search(pattern, text) for pattern in FORMATS)
+    return [match.start() for match in found if match]
+
+
+def has_secret_name(key: str, text: str) -> bool:
+    """Whether the name of a value says that it is a secret, and the value can be one.
+
+    Not a secret: its name, ARN, address or path; a word of a vocabulary, as </s>; a placeholder, as
+    "your-token".
+    """
+    name = words(key.rpartition(".")[2])
+    if REFERENCE_NAME.search(name) or not ONE_WORD.fullmatch(text) or PLACEHOLDER.fullmatch(text):
+        return False
+    if PASSWORD_NAME.search(name):
+        return words(text) not in name and not re.fullmatch(r"[a-z-]+/[a-z/-]+(:\w+)?", text)
+    if SECRET_NAME.search(name):
+        has_both = re.search("[A-Za-z]", text) and re.search(r"\d", text)
+        is_text = has_both and "/" not in text and is_random(text)
+        return bool(AWS_SECRET.fullmatch(text) or is_text)
+    return bool(KEY_NAME.search(name) and RANDOM.search(text))
+
+
+def words(name: str) -> str:
+    """A name in lower case with underscores between its words: db_password of dbPassword."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+", "_", name).lower()
+
+
+def line_of_secret(text: str, suffix: str) -> int:
+    """The first line of a file that holds a secret; 0 where none does.
+
+    Args:
+        text: the whole file's.
+        suffix: of the file's name, which tells how it assigns values to names.
+    """
+    if suffix.lower() == ".ipynb":  # code in JSON
+        text = text.replace('\\"', '"')
+    at = forms(text)
+    if len(text) <= MOST_CHARACTERS:
+        # In a file a password's name goes with words, too: those of a form, or of a translation.
+        for pattern in ASSIGNMENTS.get(suffix.lower(), ()):
+            at += [
+                match.start()
+                for match in pattern.finditer(text)
+                if has_secret_name(match["name"], match["text"]) and is_random(match["text"])
+            ]
+    return text.count("\n", 0, min(at)) + 1 if at else 0
+
+
+def is_random(text: str) -> bool:
+    """Whether a text looks random, unlike the names that code's variables mostly hold.
+
+    A digit between letters, or a sign that no name has, makes a password of a word.
+    """
+    if RANDOM.search(text) or AWS_SECRET.fullmatch(text):
+        return True
+    return bool(re.search(r"[a-z]\d+[a-z]|[!@#$^&*+=?]", text, re.I))
+
+
+def texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Every text in tables and lists, after the names of the tables and the key that lead to it.
+
+    A tag's name is the key of its value.
+    """
+    if isinstance(value, str):
+        yield key, value
+    elif isinstance(value, dict):
+        if value.keys() == {"Key", "Value"}:
+            value = {value["Key"]: value["Value"]}
+        for name, item in value.items():
+            yield from texts(item, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list):
+        for item in value:
+            yield from texts(item, key)

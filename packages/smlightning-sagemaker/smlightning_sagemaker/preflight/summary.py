@@ -1,0 +1,67 @@
+"""A job in one line, the command that rehearses it, and preflight's last line."""
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from smlightning.options import declared_options
+from smlightning_sagemaker.findings import Finding
+from smlightning_sagemaker.job import images, launchers, resources
+from smlightning_sagemaker.job.job import Job
+from smlightning_sagemaker.project import Project
+
+ACCUMULATE = "accumulate_grad_batches"
+REHEARSED_HOSTS = 2  # and as many processes on each, at most
+
+
+def summary(job: Job, project: Project) -> str:
+    """Hosts, launcher, image, ranks, and the global batch that the learning rate is for."""
+    launcher, profile = launchers.launcher(job), images.profile(job)
+    image = f"torch {profile.torch} on Python {profile.python}" if profile else job.image
+    line = f"job     {resources.shown(resources.groups(job))}, {launcher}, {image}"
+    gpus = resources.gpus(job)
+    batch, accumulated = (option(job, project, name) for name in ("batch_size", ACCUMULATE))
+    if gpus is None or batch is None:
+        return line
+    processes = 1 if launcher == "none" else max(gpus, 1)
+    ranks = resources.host_count(job) * processes
+    factors = [f"{ranks} ranks", f"batch_size {batch}"]
+    if accumulated and accumulated > 1:
+        factors.append(f"{ACCUMULATE} {accumulated}")
+    total = ranks * batch * (accumulated or 1)
+    return f"{line}; {' × '.join(factors)} = global batch {total}"
+
+
+def passed(results: Iterable[Finding], *, offline: bool = False) -> str:
+    """The last line of preflight without errors; it says if no account was checked."""
+    if offline:
+        return "preflight passed, without the account: permissions, quotas and S3 were not checked"
+    if any(finding.key == "AWS" and finding.level == "skipped" for finding in results):
+        return "preflight passed, without the account: see AWS above"
+    return "preflight passed"
+
+
+def option(job: Job, project: Project, name: str) -> int | None:
+    """A whole number among the options of the job; None where train.py has no such option."""
+    declared = declared_options(project.options().cls).get(name)
+    value = job.hyperparameters.get(name, declared.default if declared else None)
+    return value if isinstance(value, int) else None
+
+
+def rehearsal(job: Job, project: Project, job_file: Path | None = None) -> list[str]:
+    """The command that simulates a job here for some batches, on at most two hosts.
+
+    Args:
+        job: as read from the file.
+        project: whose src/ is rehearsed.
+        job_file: by default the project's job.toml.
+    """
+    hosts = min(resources.host_count(job), REHEARSED_HOSTS)
+    processes = min(resources.gpus(job) or 1, REHEARSED_HOSTS)
+    return [
+        *(sys.executable, "-m", "smlightning_sagemaker", "rehearse"),
+        *("--hosts", str(hosts)),
+        *("--processes", str(processes)),
+        *("--distribution", launchers.launcher(job)),
+        *("--job", str((job_file or project.job_file).resolve())),
+    ]

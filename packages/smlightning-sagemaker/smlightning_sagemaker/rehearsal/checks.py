@@ -1,0 +1,639 @@
+"""The checks of an attempt: each turns its evidence into a verdict under a stable name.
+
+A check is a function of the plan and an attempt. The tables at the end give its name, on which
+readers of the JSON report rely.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from textwrap import shorten
+from typing import NamedTuple
+
+from smlightning_sagemaker.rehearsal.environment import container_environment
+from smlightning_sagemaker.rehearsal.evidence import FOR_ALL_NODES, Attempt, Rank
+from smlightning_sagemaker.rehearsal.hosts import Host
+from smlightning_sagemaker.rehearsal.plan import KILL_RANK, LOSE_HOST, Fault, Plan
+
+PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
+# Two ranks are not compared if a larger part of a rank's epoch repeats itself.
+RECURRING = 0.1
+SHARED_SAMPLES = 0.5  # largest part of its samples that a rank may share with another
+FAILURE_REASON = 1024  # characters of output/failure that SageMaker shows
+PREDICTION = 120  # seconds
+RESULTS = ("model/", "output/data/")  # below /opt/ml: what SageMaker keeps at a job's end
+CHECKPOINTS = "checkpoints/"  # below /opt/ml: what it keeps all the time, the same for all hosts
+LISTED = 3  # files in a detail
+FAILED_BEFORE = "the job failed before"
+NO_CHECKPOINTS = "the job keeps no checkpoints"
+SHARDED = "sharded"  # as stubs/rehearsal_process.py notes weights of which a rank has its shard
+SHARDED_WEIGHTS = "each rank has its shard, and they are not compared"
+
+
+@dataclass(frozen=True)
+class Check:
+    """A verdict of the report."""
+
+    name: str
+    verdict: str  # PASSED, FAILED or SKIPPED
+    detail: str
+    cure: str = ""  # what to do, after a failure
+
+
+class Conclusion(NamedTuple):
+    """The verdict of a check, and its reason."""
+
+    verdict: str
+    detail: str
+
+
+Judge = Callable[[Plan, Attempt], Conclusion]
+
+
+def passed_if(condition: bool, detail: str) -> Conclusion:
+    return Conclusion(PASSED if condition else FAILED, detail)
+
+
+def incomplete(attempt: Attempt, detail: str) -> Conclusion:
+    """Evidence is missing: a failure, unless the job failed before."""
+    if attempt.succeeded:
+        return Conclusion(FAILED, detail)
+    return Conclusion(SKIPPED, FAILED_BEFORE)
+
+
+def judge(plan: Plan, attempt: Attempt) -> list[Check]:
+    """Every check of an attempt that was not interrupted, in the order of the report."""
+    if plan.fault:
+        return judged(AFTER_A_FAULT, plan, attempt)
+    checks = dict(OF_A_JOB)
+    if plan.distribution != "smddp":
+        del checks["smddp-contract"]
+    if attempt.restored or any(rank.package for rank in attempt.ranks):  # `Run` resumes
+        del checks["resumes-from-checkpoint"]
+    return judged(checks, plan, attempt)
+
+
+def judge_interruption(plan: Plan, interrupted: Attempt) -> list[Check]:
+    """Whether an interrupted attempt ended as it should."""
+    return judged({"ends-in-time": ends_after_interruption}, plan, interrupted)
+
+
+def judge_restart(restarted: Attempt, undisturbed: Attempt, interrupted: Attempt) -> list[Check]:
+    """Whether a restarted attempt resumed, and ended like an undisturbed one."""
+    resumes = resumes_from_checkpoint(restarted, undisturbed, interrupted)
+    return [
+        with_cure("resumes-from-checkpoint", resumes),
+        with_cure("weights-as-undisturbed", weights_as_undisturbed(restarted, undisturbed)),
+    ]
+
+
+def judged(table: Mapping[str, Judge], plan: Plan, attempt: Attempt) -> list[Check]:
+    """The verdict of each check; ranks that did not meet make those OF_ONE_WORLD pointless."""
+    verdicts: list[Check] = []
+    met = True
+    for name, check in table.items():
+        conclusion = check(plan, attempt)
+        if name in OF_ONE_WORLD and not met:
+            conclusion = Conclusion(SKIPPED, "see world-size")
+        verdicts.append(with_cure(name, conclusion))
+        met = met and (name, conclusion.verdict) != ("world-size", FAILED)
+    return verdicts
+
+
+def with_cure(name: str, conclusion: Conclusion) -> Check:
+    """The check, with the first of CURES for its name and detail if it failed."""
+    if conclusion.verdict == FAILED:
+        for of_check, words, cure in CURES:
+            if of_check == name and re.search(words, conclusion.detail):
+                return Check(name, *conclusion, cure)
+    return Check(name, *conclusion)
+
+
+# How the hosts ended.
+
+
+def hosts_succeeded(plan: Plan, attempt: Attempt) -> Conclusion:
+    """Each host's exit status, and each cause once."""
+    details = []
+    for host in attempt.hosts:
+        end = "killed at the time limit" if host.overdue else f"exit {host.exit_code}"
+        details.append(f"host {host.number}: {end}")
+    causes = [cause(host) for host in attempt.hosts if host.exit_code]
+    details += dict.fromkeys(filter(None, causes))
+    return passed_if(attempt.succeeded, "; ".join(details))
+
+
+def cause(host: Host) -> str:
+    """Why a host failed: its failure file's cause, else its log's last error.
+
+    The toolkit finds exceptions of Python only, not the message of a parser of options, and may cut
+    an exception after its name, since it reads what ranks print in blocks.
+    """
+    line = cause_line(host.output("failure"))
+    log = host.base / "log.txt"
+    if (not line or line.startswith("Command ")) and log.is_file():
+        text = log.read_text(errors="replace")
+        errors = [found for found in text.splitlines() if re.search("[eE]rror: ", found)]
+        return errors[-1] if errors else line
+    return line
+
+
+def cause_line(failure: str | None) -> str:
+    """The first line of a failure file that gives a cause."""
+    for line in (failure or "").splitlines():
+        text = line.strip()
+        text = re.sub(r'^(ErrorMessage ")?(\[rank\d+\]:\s*)?', "", text).rstrip('"; ')
+        if not re.match(r"(ExitCode|\w+Error:?$|raise |$)", text):
+            return shorten(text, 400, placeholder=" …")
+    return ""
+
+
+def success_or_failure_file(plan: Plan, attempt: Attempt) -> Conclusion:
+    """``output/success`` after exit 0, else ``output/failure``."""
+    wrong = []
+    for host in attempt.hosts:
+        present = [name for name in ("success", "failure") if host.output(name) is not None]
+        if present != ["failure" if host.exit_code else "success"]:
+            wrong.append(f"host {host.number} exited with {host.exit_code} and wrote {present}")
+    return passed_if(not wrong, "; ".join(wrong) or "each host wrote the right file")
+
+
+# The ranks.
+
+
+def world_size(plan: Plan, attempt: Attempt) -> Conclusion:
+    """All ranks have the planned world size."""
+    expected = f"expected {plan.world_size}"
+    if not attempt.ranks:
+        return incomplete(attempt, f"no process trained; {expected}")
+    sizes = Counter(rank.world_size for rank in attempt.ranks)
+    seen = ", ".join(f"{size} on {count} ranks" for size, count in sizes.items())
+    return passed_if(set(sizes) == {plan.world_size}, f"{seen}; {expected}")
+
+
+def ranks_complete(plan: Plan, attempt: Attempt) -> Conclusion:
+    """Each rank from 0 to world size - 1 exists once."""
+    ranks = [rank.rank for rank in attempt.ranks]
+    expected = list(range(plan.world_size))
+    some_are_absent = len(set(ranks)) == len(ranks) and set(ranks) < set(expected)
+    detail = f"ranks {ranks} of {plan.world_size} trained"
+    return incomplete(attempt, detail) if some_are_absent else passed_if(ranks == expected, detail)
+
+
+def node_ranks(plan: Plan, attempt: Attempt) -> Conclusion:
+    """Node and local rank match the host that the process ran on."""
+    wrong = []
+    for rank in attempt.ranks:
+        host = rank.host + 1
+        if rank.node_rank != rank.host:
+            wrong.append(f"rank {rank.rank} on host {host} reports node rank {rank.node_rank}")
+        if rank.rank != rank.host * plan.processes + rank.local_rank:
+            wrong.append(f"rank {rank.rank} is on host {host} with local rank {rank.local_rank}")
+    if wrong:
+        return Conclusion(FAILED, "; ".join(wrong))
+    if len(attempt.ranks) < plan.world_size:
+        return Conclusion(SKIPPED, "see ranks-complete")
+    return Conclusion(PASSED, f"0 to {plan.hosts - 1}")
+
+
+def main_address(plan: Plan, attempt: Attempt) -> Conclusion:
+    """The ranks met at a host's address: other names lead to another machine on each host."""
+    addresses = [host.address for host in attempt.hosts]
+    used = sorted({rank.main_address for rank in attempt.ranks} - {""})
+    wrong = [address for address in used if address not in addresses]
+    if wrong and plan.hosts > 1:
+        return Conclusion(FAILED, f"the ranks met at {wrong[0]}, which is no host's address")
+    if not used and plan.world_size > 1:
+        return Conclusion(SKIPPED, "no rank was seen to meet another")
+    return Conclusion(PASSED, ", ".join(used) or "one rank meets no other")
+
+
+# Their data, and their results.
+
+
+def prepare_data_once_per_node(plan: Plan, attempt: Attempt) -> Conclusion:
+    """Local rank 0 calls prepare_data once per node in each of Trainer's runs.
+
+    Calls for all nodes belong to rank 0. ``test`` on SMDDP finds the data prepared by ``fit``.
+    """
+    if not any(rank.prepare_data for rank in attempt.ranks):
+        return Conclusion(SKIPPED, "no prepare_data was called")
+    wrong = []
+    per_node = []
+    for rank in attempt.ranks:
+        for call, times in Counter(rank.prepare_data).items():
+            number = rank.rank if call.endswith(FOR_ALL_NODES) else rank.local_rank
+            if times > 1 or number != 0:
+                who = f"rank {rank.rank} (local rank {rank.local_rank})"
+                wrong.append(f"{who} called {call} {times} times")
+        if rank.local_rank == 0:
+            calls = [call for call in rank.prepare_data if not call.endswith(FOR_ALL_NODES)]
+            per_node.append(calls)
+    if wrong:
+        return Conclusion(FAILED, "; ".join(wrong))
+    if any(calls != per_node[0] for calls in per_node):
+        return incomplete(attempt, f"calls differ between nodes: {per_node}")
+    return Conclusion(PASSED, ", ".join(attempt.ranks[0].prepare_data))
+
+
+def data_divided(plan: Plan, attempt: Attempt) -> Conclusion:
+    """Check that in the first epoch ranks saw different batches and mostly different samples.
+
+    A batch of one sample counts as that sample, since samplers repeat up to world size - 1 samples
+    to give every rank the same number.
+    """
+    if plan.world_size == 1:
+        return Conclusion(SKIPPED, "one rank has all of the data")
+    pairs = combinations(attempt.ranks, 2)
+    compared = [shared_data(one, other, plan.world_size) for one, other in pairs]
+    if all(pair is None for pair in compared):
+        seen = any(rank.batches for rank in attempt.ranks)
+        reason = "each rank saw equal batches repeatedly" if seen else "no rank saw a batch"
+        return Conclusion(SKIPPED, reason)
+    shared = [sentence for sentence in compared if sentence]
+    return passed_if(not shared, "; ".join(shared[:3]) or "ranks see different data")
+
+
+def shared_data(one: Rank, other: Rank, ranks: int) -> str | None:
+    """The data that two ranks share and should not; empty: none; None: they cannot be compared."""
+    both = f"ranks {one.rank} and {other.rank} both saw"
+    batches = batch_digests(one), batch_digests(other)
+    samples = one.samples, other.samples
+    if may_compare(*batches):
+        common = len(set(batches[0]) & set(batches[1]))
+        if common:
+            return f"{both} {common} of {min(map(len, batches))} batches"
+    if may_compare(*samples):
+        common = len(set(samples[0]) & set(samples[1]))
+        size = min(map(len, samples))
+        if common > SHARED_SAMPLES * size and common >= ranks:
+            return f"{both} {common} of {size} samples"
+    return "" if may_compare(*batches) or may_compare(*samples) else None
+
+
+def batch_digests(rank: Rank) -> list[str]:
+    """Digests of the batches, without those of a single sample."""
+    return [digest for digest, size in rank.batches if size != 1]
+
+
+def may_compare(*seen: Sequence[str]) -> bool:
+    """Whether each rank saw data, little of it twice."""
+    return all(part and len(set(part)) >= (1 - RECURRING) * len(part) for part in seen)
+
+
+def weights_identical(plan: Plan, attempt: Attempt) -> Conclusion:
+    """All ranks ended with the same weights, both trained and tested."""
+    by_weights: dict[str | None, list[int]] = {}
+    for rank in attempt.ranks:
+        by_weights.setdefault(rank.weights, []).append(rank.rank)
+    if not by_weights or None in by_weights:
+        return incomplete(attempt, f"ranks {by_weights.get(None, 'all')} ended without weights")
+    details = [f"{weights} on ranks {ranks}" for weights, ranks in by_weights.items()]
+    if SHARDED in by_weights:
+        return Conclusion(SKIPPED, SHARDED_WEIGHTS)
+    if len(by_weights) > 1:  # ranks that failed did so at different steps
+        return incomplete(attempt, "; ".join(details))
+    return Conclusion(PASSED, "; ".join(details))
+
+
+def metrics_identical(plan: Plan, attempt: Attempt) -> Conclusion:
+    """All ranks have the same metrics of validation and test."""
+    ranks = attempt.ranks
+    if not ranks:
+        return incomplete(attempt, "no process trained")
+    names = sorted({name for rank in ranks for name in rank.metrics})
+    if not names:
+        return Conclusion(SKIPPED, "none was logged in validation or test")
+    differing = []
+    for name in names:
+        values = [rank.metrics.get(name) for rank in ranks]
+        if len({json.dumps(value) for value in values}) > 1:
+            differing.append(f"{name}: {values}")
+    if differing:
+        return incomplete(attempt, "; ".join(differing))
+    values_of_all = [f"{name} {value:.4f}" for name, value in ranks[0].metrics.items()]
+    return Conclusion(PASSED, ", ".join(values_of_all))
+
+
+# Their files.
+
+
+def model_saved(plan: Plan, attempt: Attempt) -> Conclusion:
+    """Training wrote a file below /opt/ml/model."""
+    return saved("model/", attempt)
+
+
+def checkpoints_saved(plan: Plan, attempt: Attempt) -> Conclusion:
+    """Training wrote a file below /opt/ml/checkpoints, if the job keeps that folder."""
+    if "CheckpointConfig" not in plan.request:
+        return Conclusion(SKIPPED, NO_CHECKPOINTS)
+    return saved(CHECKPOINTS, attempt)
+
+
+def saved(folder: str, attempt: Attempt) -> Conclusion:
+    """Whether a host has files in a folder of /opt/ml; if not, what was written elsewhere."""
+    files = [path for host in attempt.hosts for path in files_below(host.base / folder)]
+    found = [path for path in files if not path.name.startswith(".")]  # locks, unfinished files
+    if found:
+        return Conclusion(PASSED, f"{len(found)} files in /opt/ml/{folder}")
+    detail = f"/opt/ml/{folder} is empty"
+    kept = (*RESULTS, CHECKPOINTS)
+    lost = {top_of(name) for rank in attempt.ranks for name in rank.files}
+    lost = {name for name in lost if not f"{name}/".startswith(kept)}
+    if lost:
+        detail += f"; lost with the host: {', '.join(sorted(lost)[:LISTED])}"
+    return incomplete(attempt, detail)
+
+
+def top_of(name: str) -> str:
+    """The file or folder of this name in the working directory, or in a folder like /tmp."""
+    parts = name.split("/")
+    return "/".join(parts[: 3 if name.startswith("/") else 2])
+
+
+def files_below(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def one_writer(plan: Plan, attempt: Attempt) -> Conclusion:
+    """One rank, on the first host, writes the results, and no two ranks write the same file.
+
+    Checkpoints of all hosts go to one place. Other files are a host's own.
+    """
+    details = []
+    writers = 0
+    for rank in attempt.ranks:
+        results = [name for name in rank.files if name.startswith(RESULTS)]
+        if results:
+            writers += 1
+            details.append(f"rank {rank.rank} wrote {len(results)} files, {results[0]} first")
+    elsewhere = [
+        path.relative_to(attempt.folder).as_posix()
+        for host in attempt.hosts[1:]
+        for folder in RESULTS
+        for path in files_below(host.base / folder)
+    ]
+    if elsewhere:
+        details.append(f"not on host 1: {', '.join(elsewhere[:LISTED])}")
+    shared = [sentence for pair in combinations(attempt.ranks, 2) for sentence in same_file(*pair)]
+    details += shared[:LISTED]
+    right = writers <= 1 and not elsewhere and not shared
+    return passed_if(right, "; ".join(details) or "no two ranks wrote the same file")
+
+
+def same_file(one: Rank, other: Rank) -> list[str]:
+    """A sentence on a file that two ranks wrote, if one spoils it for the other."""
+    for name in one.files:
+        in_one_place = name.startswith(CHECKPOINTS) or one.host == other.host
+        if name in other.files and in_one_place and not name.endswith(".lock"):
+            return [f"ranks {one.rank} and {other.rank} both wrote {name}"]
+    return []
+
+
+def one_printer(plan: Plan, attempt: Attempt) -> Conclusion:
+    """Only one rank of a host prints while it trains."""
+    others = [rank.rank for rank in attempt.ranks if rank.local_rank and rank.printed]
+    if others:
+        return Conclusion(FAILED, f"ranks {others} printed during training, too")
+    return Conclusion(PASSED, "at most one rank of each host printed during training")
+
+
+def smddp_contract(plan: Plan, attempt: Attempt) -> Conclusion:
+    """The job makes no call that SMDDP's documentation excludes."""
+    violations = "; ".join(attempt.violations)
+    return passed_if(not violations, violations or "SMDDP supports every call")
+
+
+def model_predicts(plan: Plan, attempt: Attempt) -> Conclusion:
+    """``predict.py --sample`` answers the project's own sample input with the trained model."""
+    host = attempt.hosts[0]
+    program = host.base / "code" / "predict.py"
+    if not attempt.succeeded:
+        return Conclusion(SKIPPED, FAILED_BEFORE)
+    if not program.is_file():
+        return Conclusion(SKIPPED, "no predict.py in the source folder")
+    command = [sys.executable, str(program), "--model_dir", str(host.base / "model"), "--sample"]
+    variables = container_environment(plan, attempt.folder, host)
+    variables["PYTHONPATH"] = ""  # without the stubs
+    try:
+        ended = subprocess.run(
+            command,
+            cwd=attempt.folder,
+            env=variables,
+            capture_output=True,
+            text=True,
+            timeout=PREDICTION,
+        )
+    except subprocess.TimeoutExpired:
+        return Conclusion(FAILED, f"predict.py did not answer in {PREDICTION} s")
+    if ended.returncode == 2 and "--sample" in ended.stderr:
+        return Conclusion(SKIPPED, "predict.py has no option --sample")
+    output = ended.stdout if ended.returncode == 0 else ended.stderr
+    lines = output.strip().splitlines() or [""]
+    answer = " ".join(lines[-1].split())
+    return passed_if(ended.returncode == 0 and bool(answer), answer or "no answer")
+
+
+# After a restart.
+
+
+def resuming_is_untested(plan: Plan, attempt: Attempt) -> Conclusion:
+    """Only an interruption shows whether a script resumes that does not use this package."""
+    if not attempt.succeeded:
+        return Conclusion(SKIPPED, FAILED_BEFORE)
+    if "CheckpointConfig" not in plan.request:
+        return Conclusion(SKIPPED, NO_CHECKPOINTS)
+    return Conclusion(SKIPPED, f"no host was stopped; --stop-host {plan.hosts} tests it")
+
+
+def resumes_from_checkpoint(
+    restarted: Attempt, undisturbed: Attempt, interrupted: Attempt
+) -> Conclusion:
+    """All ranks began after a checkpoint's step, with something left to train.
+
+    Without Lightning's Trainer, the steps that the undisturbed job took in addition come before.
+    """
+    whole = max((rank.steps for rank in undisturbed.ranks), default=0)
+    steps = set()
+    for rank in restarted.ranks:
+        steps.add(whole - rank.steps if rank.first_step is None else rank.first_step)
+    if not steps:
+        return incomplete(restarted, "no rank took a step after the restart")
+    trained = [rank.steps if rank.first_step is None else rank.batches for rank in restarted.ranks]
+    if not any(trained):
+        cure = "interrupt a longer run: --batches, or -- --epochs"
+        return Conclusion(FAILED, f"nothing was left to train when it restarted; {cure}")
+    detail = f"after step {' or '.join(map(str, sorted(steps)))}"
+    done = max((rank.steps for rank in interrupted.ranks), default=0)
+    if done > min(steps):
+        detail += f"; the interruption came after step {done}"
+    return passed_if(min(steps) > 0, detail)
+
+
+def weights_as_undisturbed(restarted: Attempt, undisturbed: Attempt) -> Conclusion:
+    """The weights are those of the undisturbed job."""
+    again = {rank.weights or "none" for rank in restarted.ranks}
+    before = {rank.weights or "none" for rank in undisturbed.ranks}
+    if SHARDED in again | before:
+        return Conclusion(SKIPPED, SHARDED_WEIGHTS)
+    equal = again == before and len(again) == 1 and "none" not in again
+    detail = f"{', '.join(sorted(again))} restarted and {', '.join(sorted(before))} undisturbed"
+    return Conclusion(PASSED, detail) if equal else incomplete(restarted, detail)
+
+
+# After a fault.
+
+
+def ends_after_fault(plan: Plan, attempt: Attempt) -> Conclusion:
+    """Every host ended by itself soon after a rank's fault."""
+    times = [rank.fault_at for rank in attempt.ranks if rank.fault_at is not None]
+    if not times:
+        return Conclusion(FAILED, f"rank {fault_of(plan).target} never reached its fault")
+    return ended_in_time(attempt.hosts, times[0])
+
+
+def ends_after_interruption(plan: Plan, attempt: Attempt) -> Conclusion:
+    """Every host failed by itself soon after one was stopped or lost."""
+    fault = fault_of(plan)
+    target = attempt.hosts[fault.target]
+    ended = f"hosts ended with {[host.exit_code for host in attempt.hosts]}"
+    if not target.interrupted_at:
+        place = "step 2"
+        if fault.kind == LOSE_HOST:
+            place = "step 2 with a checkpoint (-- --checkpoint_steps 1 writes some)"
+        return Conclusion(FAILED, f"host {target.number} never reached {place}: {ended}")
+    if any(host.exit_code == 0 for host in attempt.hosts):
+        return Conclusion(FAILED, f"a host succeeded in spite of the interruption: {ended}")
+    return ended_in_time(attempt.hosts, target.interrupted_at)
+
+
+def ended_in_time(hosts: Sequence[Host], start: float) -> Conclusion:
+    seconds = [f"host {host.number} after {host.ended_at - start:.1f} s" for host in hosts]
+    return passed_if(not any(host.overdue for host in hosts), ", ".join(seconds))
+
+
+def failure_names_cause(plan: Plan, attempt: Attempt) -> Conclusion:
+    """The part of output/failure that SageMaker shows as FailureReason names the rank."""
+    fault = fault_of(plan)
+    # A host whose only rank was killed has no process left to write it.
+    silent_host = fault.target if fault.kind == KILL_RANK and plan.processes == 1 else None
+    writing = [host for host in attempt.hosts if host.index != silent_host] or attempt.hosts
+    name = re.compile(rf"\brank\s*:?\s*{fault.target}\b")
+    without = []
+    for host in writing:
+        reason = (host.output("failure") or "")[:FAILURE_REASON]
+        if not name.search(reason):
+            without.append(host.number)
+    if without:
+        return Conclusion(FAILED, f"hosts {without} do not name rank {fault.target}")
+    return Conclusion(PASSED, cause_line(writing[0].output("failure")))
+
+
+def fault_of(plan: Plan) -> Fault:
+    assert plan.fault, "this check is for a plan with a fault"
+    return plan.fault
+
+
+# The names, in the order of the report.
+
+OF_THE_HOSTS: dict[str, Judge] = {
+    "hosts-succeeded": hosts_succeeded,
+    "success-or-failure-file": success_or_failure_file,
+}
+OF_A_JOB: dict[str, Judge] = {
+    **OF_THE_HOSTS,
+    "world-size": world_size,
+    "ranks-complete": ranks_complete,
+    "node-ranks": node_ranks,
+    "main-address": main_address,
+    "prepare-data-once-per-node": prepare_data_once_per_node,
+    "data-divided": data_divided,
+    "weights-identical": weights_identical,
+    "metrics-identical": metrics_identical,
+    "model-saved": model_saved,
+    "checkpoints-saved": checkpoints_saved,
+    "one-writer": one_writer,
+    "one-printer": one_printer,
+    "smddp-contract": smddp_contract,
+    "model-predicts": model_predicts,
+    "resumes-from-checkpoint": resuming_is_untested,
+}
+AFTER_A_FAULT: dict[str, Judge] = {
+    **OF_THE_HOSTS,
+    "ends-in-time": ends_after_fault,
+    "failure-names-cause": failure_names_cause,
+}
+OF_ONE_WORLD = (
+    "ranks-complete",
+    "node-ranks",
+    "data-divided",
+    "weights-identical",
+    "metrics-identical",
+    "one-writer",
+    "one-printer",
+)
+FROM_THE_LAUNCHER = (
+    "leave MASTER_ADDR and MASTER_PORT as the launcher set them, and use env:// to join"
+)
+# A check, words of its detail, and what to do.
+CURES = (
+    ("hosts-succeeded", "torchrun's store", FROM_THE_LAUNCHER),
+    (
+        "hosts-succeeded",
+        "unrecognized arguments|expected .* argument|invalid .* value",
+        "SageMaker passes each hyperparameter as --name value, and True as a word: give every "
+        "option of the parser a value",
+    ),
+    (
+        "hosts-succeeded",
+        "FileNotFoundError|No such file",
+        "SageMaker uploads the folder of train.py only: put data into a channel and read "
+        'os.environ["SM_CHANNEL_TRAINING"]',
+    ),
+    (
+        "world-size",
+        "",
+        "start the ranks by torch_distributed, and let them join as RANK, WORLD_SIZE and "
+        "MASTER_ADDR say: init_process_group(), or Trainer(devices=, num_nodes=, strategy=)",
+    ),
+    ("ranks-complete", "", "let every rank take every step, and only write and print on rank 0"),
+    ("node-ranks", "", "take the ranks from the launcher's variables, unchanged"),
+    ("prepare-data-once-per-node", "", "leave the call of prepare_data to Lightning's Trainer"),
+    ("main-address", "", FROM_THE_LAUNCHER),
+    ("data-divided", "", "use DistributedSampler, and call its set_epoch(epoch)"),
+    ("weights-identical", "", "wrap the model in DistributedDataParallel, with one seed for all"),
+    ("metrics-identical", "", "average metrics over the ranks: all_reduce, or sync_dist=True"),
+    ("model-saved", "", 'save the model below os.environ["SM_MODEL_DIR"], on rank 0'),
+    (
+        "checkpoints-saved",
+        "",
+        'write them below os.environ["SM_MODEL_DIR"] + "/../checkpoints", which is '
+        "/opt/ml/checkpoints in a job, or a spot stop loses all steps; for a job that needs none, "
+        'set checkpoint_s3 = "" in job.toml',
+    ),
+    (
+        "one-writer",
+        "",
+        "write results on rank 0; download on local rank 0 while the others wait at "
+        "torch.distributed.barrier()",
+    ),
+    ("one-printer", "", "print on rank 0: SageMaker reads metrics from every line of the log"),
+    (
+        "resumes-from-checkpoint",
+        "^after step",
+        "at the start, load the newest file below /opt/ml/checkpoints on every rank, with the "
+        "optimizer and the epoch",
+    ),
+    (
+        "weights-as-undisturbed",
+        "",
+        "seed before the model gets its first weights, and resume the optimizer, the schedule, "
+        "the random states and the place in the data",
+    ),
+)

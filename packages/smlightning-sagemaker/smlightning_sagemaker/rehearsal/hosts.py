@@ -1,0 +1,159 @@
+"""Hosts on loopback addresses: the folders and files that SageMaker gives each of them."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from smlightning import tensors
+from smlightning_sagemaker.job import source_archive
+from smlightning_sagemaker.rehearsal.plan import Plan
+
+STUBS = Path(__file__).parent / "stubs"
+TENSORS = Path(tensors.__file__)
+LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
+INSTANCE_GROUP = "homogeneousCluster"  # SageMaker's name if the request has no groups
+# Below /opt/ml, which each host has for itself.
+FOLDERS = ("input/config", "input/data", "model", "output/data", "checkpoints", "home")
+# The toolkit would install the first here; runs and tools leave the others in src/.
+NOT_COPIED = ("requirements.txt", "outputs", "prepared")
+
+
+@dataclass
+class Host:
+    """One host, and how it ended."""
+
+    index: int
+    address: str
+    base: Path  # in place of /opt/ml
+    command: list[str] = field(default_factory=list)
+    process: "subprocess.Popen[str] | None" = None
+    exit_code: int | None = None
+    ended_at: float = 0.0  # seconds of time.time(), as interrupted_at
+    overdue: bool = False  # ended because its time was over
+    interrupted_at: float = 0.0  # when it was stopped or killed as planned; 0: never
+
+    @property
+    def number(self) -> int:
+        """The host as people count: from 1."""
+        return self.index + 1
+
+    def output(self, name: str) -> str | None:
+        """Text of ``output/success`` or ``output/failure``; None if it does not exist."""
+        path = self.base / "output" / name
+        return path.read_text(errors="replace") if path.is_file() else None
+
+
+def create_hosts(plan: Plan, run: Path, restored: Path | None = None) -> list[Host]:
+    """The hosts of one attempt in the folder ``run``, before training.
+
+    Args:
+        restored: checkpoints of an earlier attempt, which SageMaker puts on every host.
+    """
+    # Several hosts leave 127.0.0.1 free: a script that has written it in meets no other host.
+    first = 1 if plan.hosts == 1 else 2
+    hosts = [Host(i, f"127.0.0.{i + first}", run / f"host-{i + 1}") for i in range(plan.hosts)]
+    addresses = [host.address for host in hosts]
+    for host in hosts:
+        for name in FOLDERS:
+            (host.base / name).mkdir(parents=True)
+        if restored:
+            shutil.copytree(restored, host.base / "checkpoints", dirs_exist_ok=True)
+        source_archive.copy(plan.source, host.base / "code", NOT_COPIED)
+        for channel, folder in plan.channels.items():
+            link = host.base / "input/data" / channel
+            link.symlink_to(folder.resolve(), target_is_directory=True)
+        write_configuration(plan, host, addresses)
+    for name in ("evidence", "tmp", "cache"):
+        (run / name).mkdir()
+    copy_stubs(plan, run / "stubs")
+    return hosts
+
+
+def copy_stubs(plan: Plan, into: Path) -> None:
+    """Copy the stubs of what the job's image holds: SMDDP only for its own distribution.
+
+    Any script is observed, also without this package: a module of it is copied, too.
+    """
+    absent = [] if plan.distribution == "smddp" else ["smddprun", "smdistributed"]
+    shutil.copytree(STUBS, into, ignore=shutil.ignore_patterns("__pycache__", *absent))
+    shutil.copy(TENSORS, into / "rehearsal_tensors.py")
+
+
+def write_configuration(plan: Plan, host: Host, addresses: list[str]) -> None:
+    """Write hyperparameters, resources and channels as SageMaker's ``input/config``."""
+    content = {
+        "hyperparameters": hyperparameters(plan, host),
+        "resourceconfig": resources(plan, host, addresses),
+        "inputdataconfig": input_data(plan),
+    }
+    for name, facts in content.items():
+        (host.base / "input/config" / f"{name}.json").write_text(json.dumps(facts))
+
+
+def hyperparameters(plan: Plan, host: Host) -> dict[str, str]:
+    """The request's, with the code in a local folder in place of S3."""
+    values = with_local_channels(plan, plan.request["HyperParameters"], as_json=True)
+    return {**values, "sagemaker_submit_directory": json.dumps(str(host.base / "code"))}
+
+
+def resources(plan: Plan, host: Host, addresses: list[str]) -> dict[str, Any]:
+    """resourceconfig.json, with loopback addresses in place of ``algo-1``, ``algo-2``, …"""
+    groups = []
+    rest = addresses
+    for group in plan.cluster:
+        count = group.count if len(plan.cluster) > 1 else len(addresses)
+        members, rest = rest[:count], rest[count:]
+        groups.append(
+            {
+                "instance_group_name": group.name or INSTANCE_GROUP,
+                "instance_type": group.instance_type,
+                "hosts": members,
+            }
+        )
+    own = next(group for group in groups if host.address in group["hosts"])
+    return {
+        "current_host": host.address,
+        "hosts": addresses,
+        "network_interface_name": LOOPBACK,
+        "current_instance_type": own["instance_type"],
+        "current_group_name": own["instance_group_name"],
+        "instance_groups": groups,
+    }
+
+
+def input_data(plan: Plan) -> dict[str, dict[str, str]]:
+    """inputdataconfig.json: each channel with the request's input mode."""
+    modes = {
+        channel["ChannelName"]: channel.get("InputMode", "File")
+        for channel in plan.request.get("InputDataConfig", [])
+    }
+    copied = {"S3DistributionType": "FullyReplicated", "RecordWrapperType": "None"}
+    return {
+        name: {"TrainingInputMode": modes.get(name, "File"), **copied} for name in plan.channels
+    }
+
+
+def with_local_channels(plan: Plan, values: Mapping[str, str], as_json: bool) -> dict[str, str]:
+    """The values, with each channel's local folder in place of the container's.
+
+    A resuming run compares options, so they are equal on every host and after a restart: not a
+    path in /opt/ml, which lies elsewhere for each host.
+
+    Args:
+        as_json: whether the values are JSON.
+    """
+    local = dict(values)
+    for name, folder in plan.channels.items():
+        place = re.compile(rf"(?<![\w/])/opt/ml/input/data/{re.escape(name)}(?![\w.-])")
+        path = str(folder.resolve())
+        if as_json:
+            path = json.dumps(path, ensure_ascii=False)[1:-1]
+        literal = path.replace("\\", r"\\")  # of a pattern's replacement
+        local = {key: place.sub(literal, value) for key, value in local.items()}
+    return local

@@ -1,0 +1,192 @@
+"""The work of a rank in a test: runs the project and records batches, weights and metrics."""
+
+# ruff: noqa: E402  (Lightning is imported in half the time, as train.py does)
+
+import contextlib
+import os
+import re
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from smlightning.training import imports
+
+imports.lightning()
+
+import pytorch_lightning as pl
+import torch
+
+from smlightning.data.stateful import resumes_exactly
+from smlightning.reports import curves
+from smlightning.tensors import digest, leaves
+from smlightning.training.seeds import StepSeed
+from smlightning_sagemaker.testing import owner
+
+Write = Callable[[dict[str, Any]], Any]
+PREPARED = re.compile(r"-[0-9a-f]{12}(?=[/.])")  # the end of a name of `store.path_for`
+
+
+class TrainingRecorder(pl.Callback):
+    """Records digests of batches and weights, losses, learning rates and metrics."""
+
+    def __init__(self, write: Write, kill_at: int) -> None:
+        self.write = write
+        self.kill_at = kill_at
+        self.seen: dict[str, Any] = {
+            "batches": [],
+            "losses": [],
+            "lr": [],
+            "validated": [],  # metrics of each validation
+            "weights": [],  # after each validation
+            "last": {},  # weights when training ends
+            "best": {},  # weights that are tested
+            "metrics": {},  # of the test
+        }
+
+    def on_train_batch_end(
+        self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        loss = outputs.get("loss")
+        groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+        self.seen["batches"].append(digest(batch))
+        self.seen["losses"].append(None if loss is None else float(loss))
+        self.seen["lr"].append([group["lr"] for group in groups])
+        self.write(self.seen)
+        if self.kill_at and len(self.seen["batches"]) >= self.kill_at:
+            if newest_step() >= self.kill_at - 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(0.5)  # a thread is still writing: try again after the next batch
+
+    def on_validation_end(self, trainer: Any, module: Any) -> None:
+        if not trainer.sanity_checking:
+            self.seen["validated"].append(numbers(trainer.callback_metrics))
+            self.seen["weights"].append(digests(module.state_dict()))
+
+    def on_train_end(self, trainer: Any, module: Any) -> None:
+        self.seen["last"] = digests(module.state_dict())
+        self.seen["exact"] = resumes_exactly(trainer.train_dataloader)
+        self.seen["num_workers"] = getattr(trainer.train_dataloader, "num_workers", None)
+
+    def on_test_end(self, trainer: Any, module: Any) -> None:
+        self.seen["best"] = digests(module.state_dict())
+        self.seen["metrics"] = numbers(trainer.callback_metrics)
+
+
+def train(write: Write, options: dict[str, Any], kill_at: int) -> None:
+    """Run src/train.py with a TrainingRecorder before its own callbacks."""
+    recorder = TrainingRecorder(write, kill_at)
+
+    class RecordedTrainer(pl.Trainer):
+        def __init__(self, *args: Any, callbacks: Any = None, **more: Any) -> None:
+            super().__init__(*args, callbacks=[recorder, *(callbacks or [])], **more)
+
+    pl.Trainer = RecordedTrainer  # type: ignore[misc]
+    curves.save_figure = close_unseen
+    with contextlib.suppress(SystemExit):
+        project = owner.load()
+        project.train.train(project.options.Options(**options))
+    recorder.seen["files"] = result_files()
+    write(recorder.seen)
+
+
+def close_unseen(figure: Any, path: Path) -> None:
+    """Close the figure instead of saving it, which takes longer than the run."""
+    curves.pyplot().close(figure)
+    path.touch()
+
+
+def result_files() -> dict[str, int]:
+    """The size of each result file of the run, without checkpoints, logs and pictures.
+
+    Names of prepared data lose their digest, which changes with every option of the data.
+    """
+    sizes = {}
+    for path in sorted(Path().rglob("*")):
+        left_out = path.name.startswith((".", "events", "rank-", "curves"))
+        if path.is_file() and not left_out and path.suffix not in (".ckpt", ".shard"):
+            sizes[PREPARED.sub("", str(path))] = path.stat().st_size
+    return sizes
+
+
+def newest_step() -> int:
+    """The step of the newest checkpoint; 0 for none."""
+    steps = [0]
+    for path in Path("outputs/checkpoints").glob("[0-9]*"):
+        steps += map(int, re.findall(r"-step(\d+)-", path.name))
+    return max(steps)
+
+
+def digests(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Digests of the tensors by name."""
+    return {name: digest(tensor) for name, tensor in tensors.items()}
+
+
+def numbers(metrics: Any) -> dict[str, float]:
+    """Metrics as plain numbers."""
+    return {name: float(value) for name, value in metrics.items()}
+
+
+def predict(write: Write) -> None:
+    """Run src/predict.py on the project's own sample."""
+    sys.argv = ["predict.py", "--sample", "--model_dir", "outputs/model"]
+    assert owner.load().predict.main() == 0
+    write({})
+
+
+class Collect(pl.LightningModule):
+    """A model that trains nothing, and records its samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.seen: dict[str, list[str]] = {"train": [], "val": []}
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.seen["train"] += samples(batch)
+        return self.weight * 0
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.seen["val"] += samples(batch)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.0)
+
+
+def iterate(write: Write, options: dict[str, Any]) -> None:
+    """Iterate over the project's loaders for one epoch, as training does."""
+    project = owner.load()
+    single = {"batch_size": 1} if hasattr(project.options.Options, "batch_size") else {}
+    model = Collect()
+    with project.dist.session() as cluster:
+        data = project.data.Data(**{**options, **single})
+        strategy, devices, num_nodes = project.dist.get_initialization_info()
+        trainer = pl.Trainer(
+            accelerator=cluster.accelerator,
+            strategy=strategy,
+            devices=devices,
+            num_nodes=num_nodes,
+            max_epochs=1,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+            callbacks=[StepSeed(0)],  # augments each reading in the same way
+        )
+        trainer.fit(model, datamodule=data)
+    write(model.seen)
+
+
+def samples(batch: Any) -> list[str]:
+    """A digest of each sample: of its part of every tensor that is as long as the batch."""
+    tensors = [item for item in leaves(batch) if isinstance(item, torch.Tensor)]
+    sizes = Counter(len(tensor) for tensor in tensors if tensor.dim())
+    if not sizes:
+        return []
+    ((size, _),) = sizes.most_common(1)
+    columns = [tensor for tensor in tensors if tensor.dim() and len(tensor) == size]
+    return [" ".join(str(digest(column[i])) for column in columns) for i in range(size)]

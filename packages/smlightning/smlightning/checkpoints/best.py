@@ -1,0 +1,60 @@
+"""The best validation so far, as a value."""
+
+import math
+import re
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from smlightning.checkpoints.position import Position
+from smlightning.errors import UserError
+from smlightning.options import check_monitor_name
+
+# Last words of metrics' names, and words that reverse their meaning.
+LOWER_IS_BETTER = {"loss", "error", "perplexity", "mse", "rmse", "mae", "wer", "cer", "nll"}
+HIGHER_IS_BETTER = {"accuracy", "acc", "f1", "auc", "auroc", "bleu", "rouge", "iou", "recall"}
+SIGNED = {"neg", "negative", "minus", "inverse"}
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best validation so far, by one of its metrics."""
+
+    monitor: str  # the metric
+    mode: Literal["max", "min"]  # which of its values is best
+    score: float | None = None  # None: no validation gave a finite one yet
+    step: int = 0  # global batches before it
+    epoch: int = 0  # of it, from 1
+
+    def __post_init__(self) -> None:
+        check_monitor_name(self.monitor)
+        if self.mode not in ("max", "min"):
+            raise UserError(
+                f"MODE is {self.mode!r}; expected 'max' or 'min'",
+                f"write 'max' if a higher {self.monitor} is better, else 'min'",
+            )
+        word = re.split("[/_]", self.monitor.lower())
+        wrong = {"max": LOWER_IS_BETTER, "min": HIGHER_IS_BETTER}[self.mode]
+        if word[-1] in wrong and not set(word) & SIGNED:
+            raise UserError(
+                f"MODE is {self.mode!r}, so the weights with the "
+                f"{'highest' if self.mode == 'max' else 'lowest'} {self.monitor} would be kept",
+                f"set MODE to {'min' if self.mode == 'max' else 'max'!r} in src/options.py; if "
+                f"{self.mode!r} is right, log the metric as "
+                f"{self.monitor.rpartition('/')[0] or 'val'}/negative_{word[-1]}",
+            )
+
+    def __str__(self) -> str:
+        score = math.nan if self.score is None else self.score
+        return f"{self.criterion}: {score:.6g}, after step {self.step} in epoch {self.epoch}"
+
+    @property
+    def criterion(self) -> str:
+        return f"{self.mode} {self.monitor}"
+
+    def after(self, score: float, position: Position) -> "Best":
+        """The best after a validation with this score: itself, unless the score is better."""
+        sign = 1 if self.mode == "max" else -1
+        is_better = self.score is None or sign * score > sign * self.score
+        if not math.isfinite(score) or not is_better:
+            return self
+        return replace(self, score=score, step=position.step, epoch=position.epoch + 1)

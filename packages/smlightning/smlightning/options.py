@@ -1,0 +1,295 @@
+"""Options are typed fields of one dataclass; jsonargparse makes a flat command line of them.
+
+    @dataclass(frozen=True)
+    class Options(TrainerOptions):
+        dropout: Ratio = option(0.3, "share of activations that training sets to zero")
+
+jsonargparse checks values against types and prints ``--help``. This file adds an option's
+``resume``, and errors with the option and the nearest name.
+
+The launcher checks a job's hyperparameters with this file, so it imports nothing heavy.
+"""
+
+import difflib
+import math
+import re
+import sys
+from argparse import ArgumentError, RawDescriptionHelpFormatter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin, get_type_hints
+
+from smlightning.errors import UserError
+
+try:
+    from jsonargparse import ArgumentParser
+except ModuleNotFoundError as missing:
+    raise SystemExit(
+        f"error: this Python, {sys.executable}, has no {missing.name}; run `make setup`, then use "
+        "the project's environment: . .venv/bin/activate"
+    ) from None
+from jsonargparse.typing import NonNegativeInt, PositiveInt, restricted_number_type
+
+if TYPE_CHECKING:
+    PositiveFloat = float
+    NonNegativeFloat = float
+    Ratio = float
+    OrMinusOne = int
+    PositiveOrMinusOne = int
+    Seed = int
+else:  # jsonargparse's own PositiveFloat takes inf
+    PositiveFloat = restricted_number_type(
+        "FinitePositiveFloat", float, [(">", 0), ("<", math.inf)]
+    )
+    NonNegativeFloat = restricted_number_type(
+        "FiniteNonNegativeFloat", float, [(">=", 0), ("<", math.inf)]
+    )
+    Ratio = restricted_number_type("Ratio", float, [(">=", 0), ("<", 1)])
+    OrMinusOne = restricted_number_type("OrMinusOne", int, (">=", -1))
+    PositiveOrMinusOne = restricted_number_type(
+        "PositiveOrMinusOne", int, [(">", 0), ("==", -1)], join="or"
+    )
+    Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
+
+DESCRIPTIONS = {
+    PositiveInt: "a whole number above 0",
+    NonNegativeInt: "a whole number, 0 or more",
+    PositiveFloat: "a finite number above 0",
+    NonNegativeFloat: "a finite number, 0 or more",
+    Ratio: "a number from 0 to below 1",
+    OrMinusOne: "a whole number, 0 or more, or -1",
+    PositiveOrMinusOne: "a whole number above 0, or -1",
+    Seed: "a whole number from 0 to 4294967295",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+}
+
+Resume = Literal["free", "optimizer", "data", "path"]
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option, as a field declares it."""
+
+    type: Any
+    default: Any
+    help: str
+    resume: Resume
+
+
+def option(default: Any, help: str, *, resume: Resume = "path") -> Any:
+    """A field of the class of options.
+
+    Args:
+        default: text, a number, true or false, or a list of these.
+        help: its explanation in ``--help``.
+        resume: whether a run may resume with another value. ``free``: yes. ``path``: only with
+            ``--resume PATH``. ``optimizer`` and ``data``: no, since the optimizer's state, or the
+            samples of each step, depend on it.
+    """
+    if isinstance(default, list):
+        default = tuple(default)  # a dataclass rejects a mutable default
+    return field(default=default, metadata={"help": help, "resume": resume})
+
+
+def declared_options(cls: type) -> dict[str, Option]:
+    """Every option of the class by its name.
+
+    Raises:
+        UserError: an option has no default with an explanation.
+    """
+    types = get_type_hints(cls)
+    options: dict[str, Option] = {}
+    for declaration in fields(cls):
+        name, metadata = declaration.name, declaration.metadata
+        if declaration.default is MISSING or "help" not in metadata:
+            raise UserError(
+                f"{cls.__name__}.{name} has no default with an explanation",
+                f'declare it in src/options.py as {name}: TYPE = option(DEFAULT, "what it does")',
+            )
+        if metadata["resume"] not in get_args(Resume):
+            raise UserError(
+                f'{cls.__name__}.{name} has resume="{metadata["resume"]}" in src/options.py',
+                f"expected one of {', '.join(get_args(Resume))}",
+            )
+        default = _plain(declaration.default)
+        options[name] = Option(types[name], default, metadata["help"], metadata["resume"])
+    return options
+
+
+def values_of(options: Any) -> dict[str, Any]:
+    """The value of every option, as a plain type."""
+    return {name: _plain(value) for name, value in vars(options).items()}
+
+
+def _plain(value: Any) -> Any:
+    """The value as a plain type: a checkpoint cannot contain classes of restricted numbers."""
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    for kind in (bool, int, float, str):  # bool first: it is a subclass of int
+        if isinstance(value, kind):
+            return kind(value)
+    return value
+
+
+def describe_type(kind: Any) -> str:
+    """The values of an option's type, in words."""
+    if get_origin(kind) is Literal:
+        return " or ".join(map(str, get_args(kind)))
+    if get_origin(kind) in (list, tuple):
+        return 'a list such as "[1, 2]"'
+    return DESCRIPTIONS.get(kind, f"a value of type {getattr(kind, '__name__', kind)}")
+
+
+def option_parser(cls: type, description: str | None = None) -> ArgumentParser:
+    """A flat command line; the project's own options come first in ``--help``.
+
+    Raises:
+        UserError: jsonargparse cannot read an option's type.
+    """
+    parser = ArgumentParser(
+        prog="python src/train.py",
+        usage="%(prog)s [--option value ...]",
+        description=description,
+        formatter_class=RawDescriptionHelpFormatter,
+        exit_on_error=False,
+        allow_abbrev=False,  # a new option would change the meaning of an abbreviation
+    )
+    own = parser.add_argument_group("the project's options (src/options.py)")
+    others = parser.add_argument_group("options of every project")
+    for name, declared in declared_options(cls).items():
+        default = "" if declared.default == "" else f" (default: {declared.default})"
+        help = f"{declared.help}{default}".replace("%", "%%")  # argparse formats it
+        group = own if name in cls.__annotations__ else others
+        try:
+            group.add_argument(f"--{name}", type=declared.type, default=declared.default, help=help)
+        except ValueError as error:
+            raise UserError(
+                f"{cls.__name__}.{name} has a type that is not for a command line ({error})",
+                "use str, bool, int, float, a list or Literal of these, or a type of "
+                "smlightning.options",
+            ) from None
+    return parser
+
+
+def parse_command_line(cls: type, argv: Sequence[str], description: str | None = None) -> Any:
+    """An instance of the class of options, from ``--name value`` or ``--name=value``.
+
+    ``--help`` prints all options and exits with status 0.
+
+    Raises:
+        UserError: an option is unknown, has no value or a value of another type, or
+            ``__post_init__`` rejects the values.
+    """
+    values = read_command_line(cls, argv, description)
+    try:
+        return cls(**values)
+    except ValueError as error:
+        raise UserError(str(error), f"see {cls.__name__} in src/options.py") from None
+
+
+def read_command_line(
+    cls: type, argv: Sequence[str], description: str | None = None
+) -> dict[str, Any]:
+    """The value of every option, not yet checked by ``__post_init__``."""
+    options = declared_options(cls)
+    pairs: list[tuple[str, str]] = []
+    remaining = list(argv)
+    parser = option_parser(cls, description)
+    while remaining:
+        argument = remaining.pop(0)
+        if argument in ("--help", "-h"):
+            parser.parse_args(["--help"])  # raises SystemExit
+        name, equals, value = argument.removeprefix("--").partition("=")
+        if not argument.startswith("--"):
+            raise UserError(
+                f"found {argument!r} without an option before it",
+                "write options as --name value; --help lists them",
+            )
+        if name not in options:
+            nearest = nearest_option(name, options)
+            cure = f"did you mean --{nearest}?" if nearest else "--help lists the options"
+            raise UserError(f"unknown option --{name}", cure)
+        if not equals:
+            if not remaining or remaining[0].startswith("--"):
+                raise OptionError(name, "", describe_type(options[name].type))
+            value = remaining.pop(0)
+        pairs.append((name, value))
+    try:
+        values = parser.parse_args([f"--{name}={value}" for name, value in pairs])
+    except ArgumentError as error:
+        _raise_option_error(error, dict(pairs), options)
+    return {name: _plain(values[name]) for name in options}
+
+
+def _raise_option_error(
+    error: ArgumentError, given: Mapping[str, str], options: Mapping[str, Option]
+) -> NoReturn:
+    """Raise an OptionError for the option in jsonargparse's error."""
+    key = re.search(r'Parser key "(\w+)', error.message)
+    if key is None:
+        raise error
+    declared = options[key[1]]
+    value = given.get(key[1], str(declared.default))
+    raise OptionError(key[1], value, describe_type(declared.type)) from None
+
+
+class OptionError(UserError):
+    """The value of an option is not of its type.
+
+    Attributes:
+        option: its name.
+        value: its text.
+        expected: the type, in words.
+    """
+
+    def __init__(self, option: str, value: str, expected: str) -> None:
+        super().__init__(
+            f"--{option}: found {value!r}, expected {expected}",
+            "correct it; --help explains the option",
+        )
+        self.option = option
+        self.value = value
+        self.expected = expected
+
+
+# Names in other trainers, such as the arguments of the Hugging Face Trainer.
+ELSEWHERE = {
+    "learning_rate": "lr",
+    "num_train_epochs": "epochs",
+    "num_epochs": "epochs",
+    "max_epochs": "epochs",
+    "per_device_train_batch_size": "batch_size",
+    "train_batch_size": "batch_size",
+    "gradient_accumulation_steps": "accumulate_grad_batches",
+    "max_grad_norm": "gradient_clip_val",
+    "resume_from_checkpoint": "resume",
+    "dataloader_num_workers": "num_workers",
+    "model_name_or_path": "model_name",
+    "dataset_name": "dataset",
+    "max_seq_length": "max_length",
+    "logging_steps": "log_every",
+    "eval_steps": "val_check_steps",
+    "save_steps": "checkpoint_steps",
+    "torch_compile": "compile",
+    "bf16": "precision",
+    "fp16": "precision",
+}
+
+
+def nearest_option(name: str, options: Iterable[str]) -> str:
+    """The option with the nearest name, or with this meaning; empty if there is none."""
+    known = list(options)
+    meant = ELSEWHERE.get(name.replace("-", "_").lower(), "")
+    if meant in known:
+        return meant
+    return next(iter(difflib.get_close_matches(name, known, 1)), "")
+
+
+def check_monitor_name(monitor: object) -> None:
+    """Raise a UserError if MONITOR is not a text: a comma after it makes a tuple."""
+    if not isinstance(monitor, str):
+        problem = f"MONITOR of src/options.py is {monitor!r}; expected the name of a metric"
+        raise UserError(problem, 'write MONITOR = "val/loss", with your name')

@@ -1,0 +1,290 @@
+"""A job's ranks meet, exchange values, and end together, whatever ends one of them."""
+
+import json
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import forked
+from smlightning.cluster import session
+from smlightning.cluster.location import Cluster
+from smlightning.cluster.session import RankStore
+from smlightning_sagemaker.testing.environment import of_tests
+from smlightning_sagemaker.testing.processes import free_port
+
+SESSION = """
+import os, sys, time
+import dist
+import torch
+if os.environ["RANK"] == os.environ.get("ANOTHER_TORCH"):
+    torch.__version__ = "1.0"
+from smlightning import errors
+from smlightning.cluster import session
+session.CAUSE_SECONDS = 1.0
+if os.environ["RANK"] == os.environ.get("SILENT"):
+    session._rank_info = lambda cluster: time.sleep(1000)
+started = time.monotonic()
+try:
+    with dist.session():
+        pass
+except errors.UserError as error:
+    sys.exit(f"{error} after {time.monotonic() - started:.0f} s")
+"""
+LIMIT = 8  # seconds in which the ranks have to meet
+
+
+def test_all_ranks_meet_and_one_that_differs_or_is_missing_ends_all(tmp_path: Path) -> None:
+    """All cases at once: most of their time is waiting."""
+    cases: dict[str, dict[str, Any]] = {
+        "all": {"DIST_MEET_SECONDS": "100"},
+        "another torch": {"DIST_MEET_SECONDS": "100", "ANOTHER_TORCH": "2"},
+        "wrong limit": {"DIST_MEET_SECONDS": "soon"},
+        "without rank 3": {"DIST_MEET_SECONDS": str(LIMIT), "absent": 3},
+        "without rank 0": {"DIST_MEET_SECONDS": str(LIMIT), "absent": 0},
+        "silent rank 0": {"DIST_MEET_SECONDS": str(LIMIT), "SILENT": "0"},
+    }
+    jobs = {
+        name: forked.start_ranks(SESSION, tmp_path / name, 4, hosts=2, **more)
+        for name, more in cases.items()
+    }
+    silent = jobs["silent rank 0"].pop(0)
+    try:
+        ended = {name: forked.wait_for_all(ranks, 100) for name, ranks in jobs.items()}
+    finally:
+        silent.process.kill()
+    statuses, said = ended.pop("all")
+    assert statuses == (0, 0, 0, 0), said
+    table = said[0].splitlines()
+    titles = "host node rank local rank device backend shared memory"
+    assert table[0].split() == titles.split()
+    assert len(table) == 6 and table[4].startswith("algo-2") and "launcher: torchrun" in table[5]
+    words = {
+        "another torch": "rank 2 on host algo-2 has torch 1.0, lightning",
+        "wrong limit": "DIST_MEET_SECONDS is 'soon'",
+        "without rank 3": f"rank 3 on host algo-2 did not connect within {LIMIT} s",
+        "without rank 0": "rank 0 on host algo-1 did not connect at 127.0.0.1",
+        "silent rank 0": "rank 0 on host algo-1 did not connect within",
+    }
+    for name, (statuses, said) in ended.items():
+        assert set(statuses) == {1}, said
+        for text in said:
+            assert words[name] in text and "Traceback" not in text, (name, text)
+            in_time = int(text.split()[-2]) <= 3 * LIMIT
+            assert in_time or "did not connect" not in text, (name, text)
+
+
+LISTENERS = """
+import json, os, sys, time
+import torch.distributed
+import dist
+with dist.session() as cluster:
+    torch.distributed.init_process_group(
+        "gloo", rank=cluster.rank, world_size=cluster.world_size  # as Lightning does
+    )
+    if cluster.rank == 0:
+        lines = [line.split() for kind in ("tcp", "tcp6") for line in open(f"/proc/net/{kind}")]
+        port = f"{int(os.environ['MASTER_PORT']):04X}"
+        places = [words[1].rpartition(":") for words in lines if words[3] == "0A"]  # LISTEN
+        print("listens:", json.dumps([address for address, _, at in places if at == port]))
+    torch.distributed.barrier()
+"""
+LOOPBACK = "0100007F"  # 127.0.0.1, as the kernel of a little-endian machine writes it
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/net")
+def test_the_store_listens_only_at_the_main_address(tmp_path: Path) -> None:
+    """Under torchrun the agent keeps the store."""
+    ranks = forked.start_ranks(LISTENERS, tmp_path, 2)
+    statuses, said = forked.wait_for_all(ranks, 200)
+    assert statuses == (0, 0), said
+    (line,) = [line for line in said[0].splitlines() if line.startswith("listens: ")]
+    assert json.loads(line.removeprefix("listens: ")) == [LOOPBACK]
+
+
+@pytest.mark.parametrize(
+    ("host", "address", "is_bound"),
+    [
+        ("algo-1", "127.0.0.1", False),  # Debian's name for itself: other hosts come by another
+        ("service", "192.0.2.1", False),  # not an address of this machine
+        ("localhost", "127.0.0.1", True),
+        ("127.0.0.2", "127.0.0.2", True),  # a host of a rehearsal
+    ],
+)
+def test_the_store_binds_to_an_address_of_this_machine(
+    host: str, address: str, is_bound: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    listener = session._listen(host, 0)
+    assert (listener is not None) is is_bound
+    if listener:
+        assert listener.getsockname()[0] == address
+        listener.close()
+
+
+RESTARTED = """
+import os, sys, time
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+import dist
+from smlightning.cluster import session
+session.CAUSE_SECONDS = 1.0
+def rank():
+    with dist.session():
+        pass
+    with dist.session() as cluster:
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            if cluster.rank == 1:
+                raise ValueError("the first attempt's")
+            time.sleep(60)  # the agent ends it
+        elif cluster.rank == 1:
+            time.sleep(2)  # says nothing
+        else:
+            error = RuntimeError("gloo: Connection closed by peer")
+            print("cause:", session.cause(error), flush=True)
+config = LaunchConfig(1, 1, 2, rdzv_backend="static", rdzv_endpoint=f"127.0.0.1:{sys.argv[1]}",
+                      rdzv_configs={"rank": 0}, run_id="none", max_restarts=1,
+                      monitor_interval=0.1, start_method="fork")
+elastic_launch(config, rank)()
+"""
+
+
+def test_a_session_ignores_the_attempt_and_the_session_before(tmp_path: Path) -> None:
+    """torchrun's agent keeps the store meanwhile. Its ranks are forked."""
+    environment = dict(of_tests(os.environ), CUDA_VISIBLE_DEVICES="", DIST_MEET_SECONDS="60")
+    agent = forked.start(RESTARTED, tmp_path / "log", environment, str(free_port()))
+    status, said = agent.wait(200)
+    assert (
+        status == 0 and "cause: rank 1 on host localhost exited without an error message" in said
+    ), said
+
+
+ENDING = """
+import os, signal, sys, threading, time
+import dist
+from smlightning import errors
+from smlightning.cluster import session, signals
+session.ARRIVAL_SECONDS = session.CAUSE_SECONDS = 2.0
+signals.install()
+def later(number):
+    threading.Timer(0.5, os.kill, (os.getpid(), number)).start()
+def hide():  # as fsspec's exists does
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1)
+    except:
+        pass
+    raise FileNotFoundError("not what ended it")
+try:
+    with dist.session() as cluster:
+        if cluster.rank == int(sys.argv[1]):
+            %s
+        if cluster.rank == 0:
+            time.sleep(2)
+            print(f"saved at {time.time()}")
+except errors.UserError as error:
+    sys.exit(f"error: {error}")
+print(f"ended at {time.time()}")
+sys.exit(signals.complete())
+"""
+
+
+CASES = [  # a rank, its code, exit statuses, words in the log of another rank
+    (0, "pass", [0, 0], "ended at"),
+    (
+        0,
+        "raise ValueError('no room')",
+        [1, 1],
+        "ended because rank 0 on host localhost failed: ValueError: no room",
+    ),
+    (0, "later(signal.SIGTERM)", [143, 143], ""),
+    (
+        0,
+        "later(signal.SIGKILL)",
+        [-9, 1],
+        "rank 0 on host localhost exited without an error message",
+    ),
+    (1, "later(signal.SIGTERM)", [143, 143], ""),  # it waits for rank 0 by then
+    (0, "hide()", [143, 143], ""),
+    (1, "hide()", [143, 143], ""),
+    (
+        1,
+        "later(signal.SIGKILL)",
+        [1, -9, 0],
+        "ended because rank 1 on host localhost exited without an error message",
+    ),
+]
+
+
+def test_ranks_end_together_and_know_the_cause(tmp_path: Path) -> None:
+    """All cases at once: most of their time is waiting."""
+    jobs = [
+        forked.start_ranks(ENDING % what, tmp_path / str(number), len(statuses), str(rank))
+        for number, (rank, what, statuses, _) in enumerate(CASES)
+    ]
+    for job, (rank, what, statuses, words) in zip(jobs, CASES, strict=True):
+        found, said = forked.wait_for_all(job, 120)
+        assert list(found) == statuses, (rank, what, said)
+        other = said[1 if rank == 0 else 0]
+        assert words in other and "Traceback" not in other, (rank, what, said)
+        assert statuses != [143, 143] or "Error" not in said[0] + said[1], (rank, what, said)
+        if statuses == [0, 0]:
+            saved, ended = (
+                float(text.split(f"{word} at ")[1].split()[0])
+                for word, text in zip(("saved", "ended"), said, strict=True)
+            )
+            assert ended > saved
+
+
+TWO = Cluster(
+    hosts=("localhost",),
+    node_rank=0,
+    rank=0,
+    local_rank=0,
+    local_world_size=2,
+    world_size=2,
+    launcher="torchrun",
+    backend="gloo",
+    device="cpu",
+    main_address="127.0.0.1",
+    main_port=7777,
+)
+
+
+class Late:
+    """The ranks' store: after one of rank 0's questions rank 1 ends, perhaps with its value set."""
+
+    def __init__(self, question: int, is_set: bool) -> None:
+        self.ranks = RankStore(torch.distributed.HashStore())
+        self.question, self.is_set, self.asked = question, is_set, 0
+        self.get_each, self.set, self.ended = self.ranks.get_each, self.ranks.set, 0
+
+    def has(self, *keys: str) -> bool:
+        return self._then_ends(self.ranks.has(*keys))
+
+    def add(self, key: str, amount: int) -> int:
+        return self._then_ends(self.ended)
+
+    def _then_ends(self, answer: int) -> int:
+        self.asked += 1
+        if self.asked == self.question:
+            if self.is_set:
+                self.set("key/1", "b")
+            self.ended = 1
+        return answer
+
+
+@pytest.mark.parametrize("is_set", [True, False])
+@pytest.mark.parametrize("question", range(1, 9))
+def test_a_rank_may_set_its_value_and_end_while_another_waits(question: int, is_set: bool) -> None:
+    store: Any = Late(question, is_set)
+    store.set("key/0", "a")
+    if is_set:
+        assert session.wait_for_ranks(store, "key", range(2), TWO) == ["a", "b"]
+    else:
+        with pytest.raises(torch.distributed.DistError, match="before it set key"):
+            session.wait_for_ranks(store, "key", range(2), TWO)

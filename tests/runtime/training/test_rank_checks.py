@@ -1,0 +1,161 @@
+"""Ranks that differ, or train on the same data, end in one sentence within the first epoch."""
+
+import math
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from rank_training import MISTAKES, make_mistake, ranks
+from smlightning.cluster import collectives, session
+from smlightning.errors import UserError
+from smlightning.tensors import checksum, digest
+from smlightning.training import rank_checks
+from smlightning_sagemaker.estimate.counting import Storages
+
+WORDS = {
+    "labels": "OtherLabels.labels",
+    "undivided stream": "Ranks 0, 1 of 2",
+    "validation": "3 batches on rank 1 and 4 on rank 0",
+    "weights": "weight differs between ranks 0 and 1",
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_on_two_ranks_ends_both_in_one_sentence(name: str, tmp_path: Path) -> None:
+    records = ranks(make_mistake, tmp_path, 2, name=name)
+    expected = WORDS.get(name, "")
+    for record in records:
+        assert expected in record["problem"] and bool(record["problem"]) is bool(expected), record
+    warned = [re.findall("^warning: (.*?): each rank", record["log"], re.M) for record in records]
+    assert sorted(", ".join(warned[0]).split(", ")) == (
+        ["train/own", "val/own"] if name == "none" else [""]
+    ), "once"
+    assert not warned[1], "only rank 0 warns"
+
+
+@pytest.fixture
+def other_ranks(monkeypatch: pytest.MonkeyPatch) -> list[list[float]]:
+    """Numbers of ranks 1, 2, … that rank 0, this process, gathers; a test fills the list."""
+    others: list[list[float]] = []
+    monkeypatch.setattr(session, "to_rank_0", lambda name, mine: [mine, *others])
+    return others
+
+
+class Stream(IterableDataset):
+    def __iter__(self) -> Any:
+        yield from ()
+
+
+def see(*loaders: list[Any], others: list[Any]) -> int:
+    """Give each rank its batches, seen from rank 0; returns how many batches were compared."""
+    trainer: Any = SimpleNamespace(world_size=len(loaders), global_rank=0, is_last_batch=False)
+    check = rank_checks.DividedData()
+    check.on_train_start(trainer, None)  # type: ignore[arg-type]
+    for at, batch in enumerate(loaders[0]):
+        others[:] = [digest(mine[at]) for mine in loaders[1:] if at < len(mine)]
+        ended = any(at + 1 == len(mine) for mine in loaders)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(collectives, "any_rank", lambda flag, ended=ended: ended)
+            check.on_train_batch_start(trainer, None, batch, at)
+    return len(check.batches)
+
+
+A, B, C, D, E, F = ({"x": torch.tensor([[i, 1.0]])} for i in range(6))
+
+
+@pytest.mark.parametrize(
+    ("loaders", "compared"),
+    [
+        ([[A, B, C], [D, E, F]], 2),
+        ([[A, B, C], [A, E, F]], 2),  # one alone may be chance
+        ([[A, A, A], [A, A, A]], 3),  # the data is uniform
+        ([[A] * 40, [A] * 40], 32),
+        ([[A], [A]], 1),  # a sampler repeats the only sample that there is
+        ([[A, B, C], [A]], 1),  # rank 1 would not come again
+        ([[A, B, C]], 0),
+    ],
+)
+def test_divided_data_and_data_that_prove_nothing_pass(
+    loaders: list[list[Any]], compared: int, other_ranks: list[list[float]]
+) -> None:
+    assert see(*loaders, others=other_ranks) == compared
+
+
+def test_ranks_with_the_same_batches_are_listed(other_ranks: list[list[float]]) -> None:
+    with pytest.raises(UserError, match="Ranks 0, 2 of 3"):
+        see([A, B, C], [D, E, F], [A, B, F], others=other_ranks)
+    with pytest.raises(UserError, match="Ranks 0, 1, 2, 3, 4, 5, 6, 7 and 4 more of 12"):
+        see(*[[A, B]] * 12, others=other_ranks)
+
+
+@pytest.mark.parametrize(
+    ("other", "equal"), [(0.5, True), (0.5001, True), (0.51, False), (math.nan, False)]
+)
+def test_a_metric_that_differs_on_one_rank_is_an_error_before_training_and_a_warning_later(
+    other: float, equal: bool, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    values = torch.tensor([[0.5], [0.5], [other]], dtype=torch.float64)
+    monkeypatch.setattr(collectives, "from_each_rank", lambda _: values)
+    monkeypatch.setattr(collectives, "differ", lambda _: False)  # all log the same metrics
+    monkeypatch.setattr(collectives, "any_rank", lambda mine: mine or not equal)  # rank 2 sees it
+    assert rank_checks.equal_on_ranks("val/x", 0.5, check=False) == 0.5
+    warned = capsys.readouterr().err
+    if equal:
+        assert rank_checks.equal_on_ranks("val/x", 0.5, check=True) == 0.5 and not warned
+        return
+    with pytest.raises(UserError) as error:
+        rank_checks.equal_on_ranks("val/x", 0.5, check=True)
+    for part in ("val/x", "0.5 on rank 0", f"{other:g} on rank 2"):
+        assert part in error.value.problem
+    assert "sync_dist=True" in error.value.cure
+    assert warned == f"warning: {error.value}\n"
+
+
+def test_a_checksum_depends_on_values_and_not_on_strides() -> None:
+    x = torch.rand(3, 4)
+    assert checksum(x) == checksum(x.clone()) == checksum(x.T)
+    for other in (x + 1, x.double(), x.bfloat16(), x[:2], torch.complex(x, x), x > 0.5):
+        assert checksum(other) != checksum(x)
+    assert checksum(torch.tensor(2.5)) != checksum(torch.tensor(2.25))
+    large = torch.arange(2**24, dtype=torch.int32)  # in pieces, whose copies in int64 are freed
+    with Storages([large]) as storages:
+        assert checksum(large) == 2**23 * (2**24 - 1)
+    assert storages.peak < large.nbytes
+    assert checksum(torch.empty(0)) == checksum(torch.eye(2).to_sparse()) == 0
+
+
+def iterate(batches: list[Any], workers: int) -> None:
+    """Let the check see a stream's batches."""
+    trainer: Any = SimpleNamespace(train_dataloader=DataLoader(Stream(), num_workers=workers))
+    check = rank_checks.DividedStream()
+    check.on_train_start(trainer, None)  # type: ignore[arg-type]
+    for at, batch in enumerate(batches):
+        check.on_train_batch_start(trainer, None, batch, at)
+
+
+@pytest.mark.parametrize(
+    ("batches", "workers"),
+    [
+        ([A, B, C, D, A, A, B, B], 2),
+        ([A, A, B, B], 1),
+        ([A, A, A, A], 2),  # the data is uniform
+        ([A, A, B, C], 2),
+        ([A, A, B], 2),  # the epoch is shorter
+    ],
+)
+def test_workers_that_divide_a_stream_pass(batches: list[Any], workers: int) -> None:
+    iterate(batches, workers)
+
+
+@pytest.mark.parametrize(("batches", "workers"), [([A, A, B, B], 2), ([A, A, A, B, B, B, C], 3)])
+def test_workers_that_each_read_a_whole_stream_are_rejected(
+    batches: list[Any], workers: int
+) -> None:
+    with pytest.raises(UserError, match=f"{workers} workers") as error:
+        iterate(batches, workers)
+    assert "get_worker_info" in error.value.cure

@@ -1,0 +1,124 @@
+"""Loaders with a state of their own resume exactly; another kind or number of them is an error."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+import rank_training
+from small_training import Fit, Line, Numbers, directory, newest_state, rows, same
+from smlightning.data import stateful
+from smlightning.data.rng import Start
+from smlightning.errors import UserError
+from smlightning_sagemaker.testing.processes import run_ranks
+
+SIZE = 5
+
+
+class Counted(DataLoader):
+    """A user's loader, whose state is the number of batches that it has given."""
+
+    def __init__(self) -> None:
+        super().__init__(list(range(4 * SIZE)), SIZE)  # type: ignore[arg-type]
+        self.given = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.given < 4:
+            self.given += 1
+            yield torch.full((SIZE,), self.given)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"given": self.given}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.given = state_dict["given"]
+
+
+def begun() -> stateful.StatefulLoader:
+    """A loader of one rank that has given one batch."""
+    loader = stateful.StatefulLoader(Counted(), Start, None, 1, 0)
+    next(iter(loader))
+    return loader
+
+
+def test_a_state_of_unsafe_objects_is_an_error() -> None:
+    loader = begun()
+    assert stateful.states_of_ranks([loader], 1)[0]["states"][0]["state"]["given"] == 1
+    loader.states[1]["extra"] = {"rng": np.arange(3), "path": SimpleNamespace()}
+    with pytest.raises(UserError) as refused:
+        stateful.states_of_ranks([loader], 1)
+    assert "tolist" in refused.value.cure
+
+
+def test_rank_0_gets_long_states_of_all_ranks_in_pieces(tmp_path: Path) -> None:
+    records = run_ranks(rank_training.send_states, tmp_path / "ranks", 3)
+    assert [each["lengths"] for each in records] == [[0, 300, 600], [], []]
+
+
+class Points(IterableDataset):
+    """A stream with a state that uses random numbers."""
+
+    def __init__(self) -> None:
+        self.done = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        points = rows(48)
+        self.done %= len(points)
+        while self.done < len(points):
+            number, x, y = points[self.done]
+            self.done += 1
+            yield number, x + 0.1 * torch.rand(1), y
+
+    def state_dict(self) -> dict[str, int]:
+        return {"done": self.done}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        self.done = state_dict["done"]
+
+
+class Streamed(Numbers):
+    def train_dataloader(self) -> Any:
+        from torchdata.stateful_dataloader import StatefulDataLoader
+
+        return StatefulDataLoader(Points(), 6)
+
+
+def test_a_killed_run_ends_as_an_uninterrupted_one(
+    fit: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The kill is in the second epoch; Lightning's part of the checkpoint has no loader state."""
+    options = {"data": Streamed, "max_steps": 16, "epochs": 9, "checkpoint_steps": 1}
+    fit(**options, output_dir="alone")
+    fit(**options, crash=("on_train_batch_end", 11))
+    content = newest_state()
+    assert content["loaders"][0]["states"][0]["given"] == 3
+    assert "combined_loader" not in content["loops"]["fit_loop"]["state_dict"]
+    capsys.readouterr()
+    fit(**options)
+    assert "inexact" not in capsys.readouterr().out
+    assert same(newest_state("alone")["state_dict"], newest_state()["state_dict"])
+
+
+def test_a_resume_with_another_kind_of_loader_is_an_error(fit: Fit) -> None:
+    fit(data=Streamed, max_steps=16, checkpoint_steps=1, crash=("on_train_batch_end", 3))
+    with pytest.raises(UserError) as refused:
+        fit(Line, Numbers, max_steps=16)
+    assert "1 training loaders" in refused.value.problem and directory().is_dir()
+
+
+def test_another_number_of_ranks_workers_or_loaders_is_an_error() -> None:
+    then = stateful.states_of_ranks([begun()], 1)
+    stateful.check_states(then, Counted(), 0, 1)
+    other = SimpleNamespace(num_workers=2, batch_size=SIZE)
+    for states, another, number, world_size in (
+        (then, Counted(), 0, 2), (then, other, 0, 1), (then, Counted(), 1, 1),
+        ([], Counted(), 0, 1),
+    ):  # fmt: skip
+        with pytest.raises(UserError) as refused:
+            stateful.check_states(states, another, number, world_size)
+        assert "--resume never" in refused.value.cure

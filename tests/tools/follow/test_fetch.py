@@ -1,0 +1,111 @@
+"""Fetching a job's model, and archives that may not be unpacked."""
+
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from moto_account import REGION
+from sent_job import archive, put
+from smlightning.errors import UserError
+from smlightning_sagemaker.follow import fetch
+
+pytest_plugins = ("moto_account", "sent_job")
+
+
+def test_fetch_brings_model_and_curves(aws, sent, tmp_path):
+    put(aws, sent, archive(("./", tarfile.DIRTYPE, b""), ("./config.json", tarfile.REGTYPE, b"{}")))
+    put(aws, sent, archive(("curves.csv", tarfile.REGTYPE, b"step\n")), "output.tar.gz")
+    folder = fetch.fetch(sent.training_job_name, REGION, tmp_path / "models" / "x")
+    assert sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*")) == [
+        "config.json",
+        "output",
+        "output/curves.csv",
+    ]
+    assert [p.name for p in (tmp_path / "models").iterdir()] == ["x"]
+    with pytest.raises(UserError) as raised:
+        fetch.fetch(sent.training_job_name, REGION, folder)
+    assert str(folder) in raised.value.problem and "--to" in raised.value.cure
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        archive(("../evil", tarfile.REGTYPE, b"x")),
+        archive(("a/../../evil", tarfile.REGTYPE, b"x")),
+        archive(("link", tarfile.SYMTYPE, b"/etc"), ("link/evil", tarfile.REGTYPE, b"x")),
+        archive(("a", tarfile.REGTYPE, b"x"), ("b", tarfile.SYMTYPE, b"a")),
+        archive(("link", tarfile.LNKTYPE, b"../../evil")),
+        archive(("dev", tarfile.CHRTYPE, b"")),
+        archive(("fifo", tarfile.FIFOTYPE, b"")),
+        archive(("link", tarfile.LNKTYPE, b"nothing")),
+        archive(("d/" * 1500 + "f", tarfile.REGTYPE, b"x")),
+        archive(*(("/".join("d" * n), tarfile.DIRTYPE, b"") for n in range(1, 1200))),
+        archive(("config.json", tarfile.REGTYPE, b"x" * 10_000))[:60],
+        b"no archive",
+        b"",
+    ],
+    ids=[
+        "parent",
+        "inner parent",
+        "link",
+        "link within the folder",
+        "hard link",
+        "device",
+        "fifo",
+        "hard link to nothing",
+        "a file in 1500 folders",
+        "1200 nested folders",
+        "cut off",
+        "text",
+        "empty",
+    ],
+)
+def test_fetch_rejects_what_leads_out_or_is_damaged(aws, sent, tmp_path, body):
+    put(aws, sent, body)
+    with pytest.raises(UserError, match="archive"):
+        fetch.fetch(sent.training_job_name, REGION, tmp_path / "models" / "x")
+    assert not list((tmp_path / "models").iterdir()) and not list(tmp_path.glob("evil"))
+
+
+def test_fetch_rejects_a_model_with_a_file_named_output(aws, sent, tmp_path):
+    put(aws, sent, archive(("output", tarfile.REGTYPE, b"x")))
+    with pytest.raises(UserError, match="contains `output`"):
+        fetch.fetch(sent.training_job_name, REGION, tmp_path / "models" / "x")
+
+
+def test_fetch_needs_a_python_that_unpacks_safely(
+    aws, sent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(aws, sent, archive(("config.json", tarfile.REGTYPE, b"{}")))
+    monkeypatch.delattr(tarfile, "data_filter")
+    with pytest.raises(UserError, match="cannot unpack an archive safely; use Python 3"):
+        fetch.fetch(sent.training_job_name, REGION, tmp_path / "x")
+
+
+def test_fetch_without_a_model(aws, sent, tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="s3://language-id/"):
+        fetch.fetch(sent.training_job_name, REGION, tmp_path / "x")
+    with monkeypatch.context() as patch:
+        patch.setattr(fetch, "describe", lambda *_: {"TrainingJobStatus": "Failed"})
+        with pytest.raises(UserError, match="smlightning attach"):
+            fetch.fetch(sent.training_job_name, REGION, tmp_path / "x")
+    sent.training_job_status = "InProgress"
+    with pytest.raises(UserError, match="InProgress"):
+        fetch.fetch(sent.training_job_name, REGION, tmp_path / "x")
+
+
+@pytest.mark.parametrize("key", ["m/a/b", "m/\0", f"m/{'a' * 300}", "m/\ud800", "m/../../up"])
+def test_a_key_that_cannot_be_a_file_ends_in_a_sentence(key: str, tmp_path: Path) -> None:
+    """S3's keys are any text, and "a" may lie next to "a/b"."""
+
+    class Bucket:
+        def download_file(self, bucket: str, name: str, path: str) -> None:
+            Path(path).write_text(name)
+
+    listed = [{"Key": name} for name in ("m/a", key)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fetch.aws, "all_objects", lambda uri, s3: listed)
+        with pytest.raises(UserError, match="s3://bucket/"):
+            fetch.download_folder(Bucket(), "s3://bucket/m/", tmp_path / "model")
+    assert [path.name for path in tmp_path.rglob("*")] == ["model", "a"]

@@ -1,0 +1,177 @@
+"""launch.ipynb's estimator of the SageMaker SDK's v2 sends the one request, and the same code."""
+
+import io
+import json
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jsonschema
+import pytest
+from sagemaker.config import config
+from sagemaker.estimator import _TrainingJob
+
+from small_job import GOOD, PROJECT
+from smlightning.errors import UserError
+from smlightning_sagemaker import findings
+from smlightning_sagemaker import project as projects
+from smlightning_sagemaker.job import (
+    aws,
+    deploy,
+    deploy_plan,
+    estimator,
+    images,
+    job,
+    request,
+    sending,
+    source_archive,
+)
+
+CASES = {
+    path.stem: json.loads(path.read_text(encoding="utf-8"))["job"]
+    for path in sorted((Path(__file__).parent / "requests").glob("*.json"))
+    if not path.stem.startswith("tune")
+}
+GROUPS = [
+    {"InstanceGroupName": "a", "InstanceType": "ml.g5.12xlarge", "InstanceCount": 1},
+    {"InstanceGroupName": "b", "InstanceType": "ml.g6.12xlarge", "InstanceCount": 2},
+]
+CASES["instance groups"] = {
+    "name": "words",
+    "region": "us-east-1",
+    "request": {
+        "ResourceConfig": {"InstanceGroups": GROUPS},
+        "OutputDataConfig": {"CompressionType": "NONE", "S3OutputPath": "s3://bucket/team"},
+    },
+}
+NAME = "language-id-20261123-010203"
+SRC = projects.find().src
+NOTEBOOK = SRC.parent / "launch.ipynb"
+
+
+def run_cell(text: str, **names: Any) -> dict[str, Any]:
+    """Run the one cell of the notebook that contains a text, and return its names."""
+    notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    cells = ["".join(cell["source"]) for cell in notebook["cells"]]
+    (cell,) = [cell for cell in cells if text in cell]
+    modules = {"aws": aws, "estimator": estimator, "findings": findings, "images": images}
+    modules |= {"request": request, "sending": sending, "source_archive": source_archive}
+    names |= {**modules, "name": NAME}
+    exec(cell.replace("deploy_it = False", "deploy_it = True"), names)  # noqa: S102
+    return names
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[job.Job], Any]:
+    """Makes the estimator of the notebook's cell, with the placeholders of a dry run."""
+    monkeypatch.setattr(sending, "account_destination", request.dry_destination)
+    for name in ("src", "job.toml"):
+        (tmp_path / name).symlink_to(PROJECT.root / name)
+
+    def build(wanted: job.Job) -> Any:
+        project = projects.Project(tmp_path)
+        names = run_cell("PyTorch(", job=wanted, project=project, problems=[], send=False)
+        return names["pytorch"]
+
+    return build
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _schema_is_checked_once() -> Iterator[None]:
+    """An estimator has its configuration validated some twenty times.
+
+    ``jsonschema.validate`` checks the SDK's large schema itself at each of them: two seconds.
+    """
+    schema = config.SAGEMAKER_PYTHON_SDK_CONFIG_SCHEMA
+    validator = jsonschema.validators.validator_for(schema)
+    validator.check_schema(schema)
+
+    def validate(instance: dict[str, Any], schema: dict[str, Any]) -> None:
+        validator(schema).validate(instance)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(config, "jsonschema", SimpleNamespace(validate=validate))
+        yield
+
+
+@pytest.fixture
+def uploads(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Records uploads to S3; none leaves this machine."""
+    from boto3.s3.transfer import S3Transfer
+
+    sent: dict[str, Any] = {}
+
+    def hold(self: Any, filename: str, bucket: str, key: str, **given: Any) -> None:
+        content = Path(filename).read_bytes()
+        sent.update(uri=f"s3://{bucket}/{key}", content=content, extra=given["extra_args"])
+
+    monkeypatch.setattr(S3Transfer, "upload_file", hold)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    return sent
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_estimator_sends_the_request(
+    case: str, built: Callable[[job.Job], Any], uploads: dict[str, Any]
+) -> None:
+    wanted = job.from_table(CASES[case], PROJECT)
+    sdk_estimator = built(wanted)
+    sdk_estimator._prepare_for_training(NAME)
+    arguments = _TrainingJob.get_train_args(sdk_estimator, estimator.inputs(wanted), None)
+    sent = sdk_estimator.sagemaker_session.get_train_request(**arguments)
+    assert sent == request.dry_run(wanted, PROJECT, NAME)
+
+
+def test_the_estimators_archive_holds_the_same_files(
+    built: Callable[[job.Job], Any], uploads: dict[str, Any]
+) -> None:
+    made = request.dry_run(GOOD, PROJECT, NAME)
+    built(GOOD)._prepare_for_training(NAME)
+    assert uploads["uri"] == json.loads(made["HyperParameters"]["sagemaker_submit_directory"])
+    assert uploads["extra"] == {"ServerSideEncryption": "aws:kms"}
+    with tarfile.open(fileobj=io.BytesIO(uploads["content"])) as tar:
+        members = [each for each in tar if each.isfile() and "__pycache__" not in each.name]
+        files = {each.name: tar.extractfile(each).read() for each in members}
+    assert files == {name: path.read_bytes() for name, path in source_archive.files(SRC).items()}
+
+
+def test_a_member_without_a_parameter_is_named() -> None:
+    extra = {"DebugHookConfig": {"S3OutputPath": "s3://bucket/x"}}
+    with pytest.raises(UserError) as raised:
+        estimator.options(request.dry_run(GOOD.replace(request=extra), PROJECT))
+    assert "DebugHookConfig.S3OutputPath" in raised.value.problem
+
+
+def test_a_channel_that_the_sdk_does_not_take_is_named() -> None:
+    channels = {"training": {"s3_data": "s3://bucket/x", "ShuffleConfig": {"Seed": 1}}}
+    with pytest.raises(UserError) as raised:
+        estimator.inputs(GOOD.replace(channels=channels))
+    assert "channels.training" in raised.value.problem
+
+
+def test_the_session_has_the_jobs_region_and_leaves_the_shared_one(monkeypatch) -> None:
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-west-2")
+    aws.use_profile("")
+    made = estimator.session(GOOD.replace(region="eu-west-1"))
+    assert made.boto_region_name == made.sagemaker_client.meta.region_name == "eu-west-1"
+    assert aws.session().region_name == "us-west-2"
+    assert made.sagemaker_config["SageMaker"]["PythonSDK"]["Modules"]["TelemetryOptOut"] is True
+    assert made.boto_session.get_credentials() is aws.session().get_credentials()  # one sign-in
+    aws.use_profile("")
+
+
+def test_the_cell_of_deploy_stops_at_a_secret_in_src(monkeypatch, capsys, tmp_path) -> None:
+    planned = SimpleNamespace(cost="cost    1 USD", options=deploy_plan.Options(), requests={})
+    made: list[str] = []
+    monkeypatch.setattr(deploy_plan, "plan", lambda *_: planned)
+    monkeypatch.setattr(deploy, "deploy", lambda *_: made.append("deploy"))
+    (tmp_path / "src").mkdir()
+    predict = tmp_path / "src/predict.py"
+    for text, times in (("", 1), ('TOKEN = "gh' + "p_" + "aB3" * 12 + '"', 1)):
+        predict.write_text(text)
+        run_cell("deploy_it = False", job=GOOD, project=projects.Project(tmp_path))
+        assert len(made) == times
+    assert "error   src/predict.py: line 1 looks like a secret" in capsys.readouterr().out

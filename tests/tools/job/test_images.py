@@ -1,0 +1,152 @@
+"""Choice of launcher and image for a job, facts about instances, forwarding of stops."""
+
+import re
+import subprocess
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import sagemaker_training
+from sagemaker import image_uris
+
+from small_job import GOOD, PROJECT
+from smlightning.errors import UserError
+from smlightning_sagemaker.job import aws, images, instances, launchers
+from smlightning_sagemaker.job.job import Job
+from smlightning_sagemaker.preflight import cluster
+
+WRITTEN = date(2026, 11, 24)  # the day of the table of images
+
+
+@pytest.mark.parametrize(
+    ("instance", "count", "launcher"),
+    [
+        ("ml.p4d.24xlarge", 2, "torch_distributed"),
+        ("ml.g5.12xlarge", 1, "torch_distributed"),
+        ("ml.g5.xlarge", 1, "none"),
+        ("ml.m5.xlarge", 1, "none"),
+        ("ml.m5.xlarge", 2, "torch_distributed"),
+        ("ml.g9.48xlarge", 1, "torch_distributed"),  # unknown GPUs: torchrun uses what it finds
+    ],
+)
+def test_auto_follows_the_instance(instance: str, count: int, launcher: str) -> None:
+    wanted = GOOD.replace(instance_type=instance, instance_count=count)
+    assert launchers.launcher(wanted) == launcher
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_auto_chooses_a_patched_image_without_known_holes(count: int) -> None:
+    for kind in aws.shape("TrainingInstanceType").enum:
+        wanted = GOOD.replace(instance_type=kind, instance_count=count)
+        if cluster.without_image(wanted):
+            continue
+        chosen = images.profile(wanted)
+        assert chosen and chosen.patched_until and chosen.patched_until >= WRITTEN
+        assert not any(defect.security for defect in chosen.defects(WRITTEN, fixed_build=True))
+
+
+@pytest.mark.parametrize("profile", images.PROFILES.values(), ids=images.PROFILES)
+def test_a_profile_is_what_its_tag_says(profile: images.Profile) -> None:
+    repository, _, tag = profile.gpu.partition(":")
+    described = images.AwsImage("", "", repository, f"{tag}-v1").profile  # no profile's own tag
+    assert described and described.version == profile.version
+    assert (described.python, described.cuda) == (profile.python, profile.cuda)
+    assert described.launchers == profile.launchers
+    assert described.toolkit == profile.toolkit and profile.toolkit and profile.pytorch_toolkit
+
+
+@pytest.mark.parametrize(
+    ("tag", "torch"),
+    [
+        ("pytorch-training:2.7.0-gpu-py312-cu128-ubuntu22.04-sagemaker", "2.7.0"),
+        ("pytorch:2.12-cu130-amzn2023-sagemaker", "2.12.1"),  # the release's patch version
+        ("pytorch:2.99-cpu-amzn2023-sagemaker", "2.99.0"),
+    ],
+)
+def test_the_torch_of_an_image_follows_from_its_tag(tag: str, torch: str) -> None:
+    profile = images.profile(GOOD.replace(image=f"{AWS_REGISTRY}/{tag}"))
+    assert profile and profile.torch == torch
+
+
+@pytest.mark.parametrize("profile", images.PROFILES.values(), ids=images.PROFILES)
+def test_job_toml_describes_profiles_as_the_table_does(profile: images.Profile) -> None:
+    comment = re.search(rf"(?m)^# {profile.name}: (torch .*)$", PROJECT.job_file.read_text())
+    assert comment
+    assert f"torch {profile.torch}," in comment[1]
+    assert f"patched until {profile.patched_until}" in comment[1]
+
+
+def test_efa_is_set_by_the_toolkit_for_the_types_in_its_own_list() -> None:
+    installed = tuple(map(int, version("sagemaker-training").split(".")))
+    known = {kind for kind, since in images.EFA_SET_SINCE.items() if since <= installed}
+    listed = set(sagemaker_training.SM_EFA_NCCL_INSTANCES)
+    assert known == {kind for kind in listed if not cluster.without_image(_on(kind))}
+    with_rdma = {
+        kind
+        for kind in sagemaker_training.SM_EFA_RDMA_INSTANCES
+        if not cluster.without_image(_on(kind))
+    }
+    assert all(map(instances.efa, with_rdma))
+
+
+def _on(kind: str) -> Job:
+    return GOOD.replace(instance_type=kind)
+
+
+def test_every_region_of_the_sdk_has_its_registry() -> None:
+    config = image_uris.config_for_framework("pytorch")
+    registries = config["training"]["versions"]["2.8.0"]["registries"]
+    assert registries == images.REGISTRIES
+
+
+def test_a_region_without_a_registry_is_an_error() -> None:
+    with pytest.raises(UserError) as raised:
+        images.image_uri(GOOD.replace(region="eusc-de-east-1"))
+    assert "eusc-de-east-1" in raised.value.problem and "image" in raised.value.cure
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_the_stop_forwarding_entry_ends_with_the_scripts_own_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    start = tmp_path / "start_with_right_hostname.sh"
+    start.write_text(f"#!/bin/sh\nexit {status}\n")
+    start.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    for _ in range(3):
+        assert subprocess.run(launchers.FORWARDING).returncode == status
+
+
+MIRROR = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/mirror"
+AWS_REGISTRY = "763104351884.dkr.ecr.eu-west-1.amazonaws.com"
+
+
+def test_an_image_from_a_mirror_is_aws_image() -> None:
+    """Versions, launcher and requirements are those of the image, by profile and by address."""
+    wanted = GOOD.replace(region="eu-west-1", registry=MIRROR, distribution="torch_distributed")
+    assert images.image_uri(wanted) == f"{MIRROR}/{images.CURRENT.gpu}"
+    assert images.profile(wanted) == images.CURRENT
+    older = wanted.replace(image=f"{MIRROR}/pytorch-training:2.8.0-gpu-py312-cu129-sagemaker")
+    profile = images.profile(older)
+    assert profile and (profile.torch, profile.toolkit) == ("2.8.0", "5.1.1")
+    assert images.profile(older.replace(registry="")) is None
+
+
+@pytest.mark.parametrize(
+    ("image", "registry"),
+    [
+        (f"{AWS_REGISTRY}/pytorch-training:2.8.0-gpu-py312", AWS_REGISTRY),
+        (f"{MIRROR}/{images.SMDDP.gpu}@sha256:{'0' * 64}", MIRROR),
+        (f"public.ecr.aws/deep-learning-containers/{images.CURRENT.gpu}", AWS_REGISTRY),
+        (f"{MIRROR}/{images.MPIRUN.gpu}-v1.3", MIRROR),
+        (f"{MIRROR}/{images.MPIRUN.gpu}-2026-01-21-20-04-11", MIRROR),
+        (f"{MIRROR}/{images.CURRENT.cpu}-v1.2", MIRROR),
+        (f"{MIRROR}/mine:1", ""),
+        (f"{MIRROR}/pytorch-training:2.6.0-cpu", ""),
+        (f"{MIRROR}/{images.SMDDP.gpu}-mine", ""),
+        (f"{AWS_REGISTRY}/huggingface-pytorch-training:2.8.0-gpu-py312", ""),
+    ],
+)
+def test_the_registry_for_inference_is_the_training_images_own(image: str, registry: str) -> None:
+    assert images.registry_for_inference(image, "eu-west-1") == registry

@@ -1,0 +1,102 @@
+"""Preflight accepts every job of right_jobs.toml, and reports every mistake of mistakes.toml."""
+
+import dataclasses
+import json
+import shutil
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from options import Options
+from small_job import PROJECT, ROLE
+from smlightning.options import option
+from smlightning_sagemaker import findings, preflight
+from smlightning_sagemaker.findings import Finding
+from smlightning_sagemaker.job import job, tune
+from smlightning_sagemaker.preflight import source
+from smlightning_sagemaker.project import Project
+
+HERE = Path(__file__).parent
+RIGHT: list[dict[str, Any]] = tomllib.loads((HERE / "right_jobs.toml").read_text())["job"]
+MISTAKES: list[dict[str, Any]] = tomllib.loads((HERE / "mistakes.toml").read_text())["mistake"]
+AS_ANSWERED = tomllib.loads(PROJECT.job_file.read_text(encoding="utf-8"))  # job.toml as generated
+BASE = {**AS_ANSWERED, "role": ROLE}
+OF_JOB = tuple(each for each in preflight.JOB_CHECKS if each not in (source.files, source.code))
+
+
+def table(case: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
+    """The content of job.toml: a base, and what the case sets in it."""
+    content = json.loads(json.dumps(base))
+    changes: dict[str, Any] = dict(case.get("set", {}))
+    for path, length in case.get("long", {}).items():
+        name, _, inner = path.partition(".")
+        changes[name] = {**changes.get(name, {}), inner: "x" * length} if inner else "x" * length
+    for name, value in changes.items():
+        if isinstance(value, dict) and isinstance(content.get(name), dict):
+            content[name].update(value)
+        else:
+            content[name] = value
+    if "channels" in case:
+        names = [f"part{number}" for number in range(case["channels"])]
+        content["channels"] = {name: f"s3://my-data/{name}/" for name in names}
+    return content
+
+
+def project(case: dict[str, Any], folder: Path) -> Project:
+    """The project, with other files in its src/ where the case has some."""
+    files = dict(case.get("src", {}))
+    if "requirements" in case:
+        files["requirements.txt"] = case["requirements"]
+    if not files:
+        return PROJECT
+    shutil.copytree(PROJECT.src, folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    for name, text in files.items():
+        (folder / "src" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "src" / name).write_text(text)
+    return Project(folder)
+
+
+def found(case: dict[str, Any], folder: Path, base: dict[str, Any]) -> list[Finding]:
+    """Every finding that needs no network: of the file, of the job, of a search."""
+    here = project(case, folder)
+    try:
+        wanted = job.from_table(table(case, base), here)
+    except job.JobError as wrong:
+        return wrong.findings
+    with pytest.MonkeyPatch.context() as patch:
+        if here is PROJECT:  # its src/ is judged once, in test_uploaded_code.py
+            patch.setattr(preflight, "JOB_CHECKS", OF_JOB)
+        return [*preflight.offline_checks(wanted, here)[0], *tune.ranges(wanted, here)]
+
+
+def name(case: dict[str, Any]) -> str:
+    return str(case["what"])
+
+
+@pytest.mark.parametrize("case", RIGHT, ids=name)
+def test_a_right_job_has_no_error(case, tmp_path, monkeypatch):
+    """A setting that is seldom right may cause a warning, with its reason."""
+    usual = {"name": "right", "instance_type": "ml.g5.12xlarge", "instance_count": 2}
+    if "option" in case:
+        field = (case["option"], str, option("", "an option of the owner's"))
+        mine = dataclasses.make_dataclass("Mine", [field], bases=(Options,), frozen=True)
+        monkeypatch.setattr("options.Options", mine)
+    results = found(case, tmp_path, {**BASE, **usual})
+    assert not findings.has_errors(results), [str(each) for each in results]
+
+
+@pytest.mark.parametrize("case", MISTAKES, ids=name)
+def test_a_mistake_is_found_with_a_cure(case, tmp_path):
+    """And where it is meant, `--accept KEY` makes a warning of it."""
+    results = found(case, tmp_path, BASE)
+    named = [each for each in results if each.key == case["key"]]
+    levels = [each.level for each in named]
+    assert case.get("level", "error") in levels, [str(each) for each in results]
+    assert any(case.get("cure", "") in each.cure for each in named), [str(each) for each in named]
+    errors = [each for each in results if each.level == "error"]
+    assert len(errors) == 1 or not case.get("alone"), [str(each) for each in errors]
+    assert all(each.problem and each.cure and "\n" not in str(each) for each in results)
+    accepted = findings.ordered(results, [each.key for each in results])
+    assert not findings.has_errors(accepted)

@@ -1,0 +1,233 @@
+"""The mistakes that preflight finds in job.toml, the request and src/, and what a job costs."""
+
+import dataclasses
+import json
+import re
+import shutil
+import subprocess
+import sys
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from options import Options
+from small_job import GOOD, edited
+from smlightning.options import option
+from smlightning_sagemaker import findings, preflight
+from smlightning_sagemaker import project as projects
+from smlightning_sagemaker.__main__ import main
+from smlightning_sagemaker.job import images, price, request
+from smlightning_sagemaker.job.job import Job, Tune
+from smlightning_sagemaker.preflight import channels, source
+from smlightning_sagemaker.preflight import image as images_of_jobs
+
+
+@pytest.fixture
+def good() -> Job:
+    return GOOD
+
+
+PROJECT = projects.find()
+TEMPLATE = Path(__file__).parents[3]
+
+
+def offline(wanted: Job) -> list[str]:
+    return [str(finding) for finding in preflight.offline_checks(wanted, PROJECT)[0]]
+
+
+ASKED = """
+import sys
+asked = []
+def audit(event, facts):
+    if event in ("socket.connect", "socket.getaddrinfo", "subprocess.Popen"):
+        asked.append((event, str(facts)))
+sys.addaudithook(audit)
+from smlightning_sagemaker.__main__ import main
+status = main(["preflight", "--offline"])
+print("asked:", status, asked)
+"""
+
+
+def test_offline_preflight_opens_no_connection():
+    """Preflight resolves no name, opens no connection and starts no pip that would.
+
+    The test removes the network if this machine allows it.
+    """
+    without = ["unshare", "--net"]
+    alone = shutil.which("unshare") and not subprocess.run([*without, "true"]).returncode
+    line = [*(without if alone else []), sys.executable, "-c", ASKED]
+    ended = subprocess.run(line, capture_output=True, text=True, check=True)
+    assert ended.stdout.splitlines()[-1] == "asked: 0 []"
+    assert "skipped src/requirements.txt: not resolved" in ended.stdout
+
+
+def test_a_dry_run_needs_no_credentials_and_prints_json_only(tmp_path, capsys):
+    path = edited(tmp_path / "job.toml", {"role": "", "distribution": "torch_distributed"})
+    assert main(["submit", "--dry-run", "--job", str(path)]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made["RoleArn"] == "arn:aws:iam::000000000000:role/placeholder-for-dry-run"
+
+
+def test_an_accepted_error_does_not_stop_a_job(tmp_path, capsys):
+    changes = {"instance_type": "ml.g99.xlarge", "hyperparameters.none_such": 1}
+    path = edited(tmp_path / "job.toml", changes)
+    command = ["submit", "--dry-run", "--job", str(path), "--accept", "instance_type"]
+    assert main(command) == 1
+    said = capsys.readouterr()
+    assert "error   hyperparameters.none_such" in said.err and not said.out
+    assert main([*command, "--accept", "hyperparameters.none_such"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["ResourceConfig"]["InstanceType"] == "ml.g99.xlarge"
+
+
+def test_the_container_gets_the_mlflow_server(good, tmp_path, monkeypatch):
+    (tmp_path / "requirements.txt").write_text("torchmetrics\nsagemaker-mlflow==0.5\n")
+    monkeypatch.setattr(projects.Project, "requirements", tmp_path / "requirements.txt")
+    server = "arn:aws:sagemaker:us-east-1:123456789012:mlflow-app/app-1"
+    found, made = preflight.offline_checks(good.replace(mlflow=server, environment={}), PROJECT)
+    assert not findings.has_errors(found), found
+    assert made["Environment"] == {
+        "MLFLOW_TRACKING_URI": server,
+        "MLFLOW_EXPERIMENT_NAME": "language-id",
+    }
+    own = request.environment(
+        good.replace(mlflow=server, environment={"MLFLOW_EXPERIMENT_NAME": "mine"})
+    )
+    assert own["MLFLOW_EXPERIMENT_NAME"] == "mine"
+
+
+REGISTRY = "763104351884.dkr.ecr.us-east-1.amazonaws.com"
+TORCH_2_8 = f"{REGISTRY}/pytorch-training:2.8.0-gpu-py312-cu129-ubuntu22.04-sagemaker"
+TORCH_2_12 = f"{REGISTRY}/pytorch:2.12-cu130-amzn2023-sagemaker"
+P5 = "ml.p5.48xlarge"
+
+
+@pytest.mark.parametrize(
+    ("changes", "day", "words"),
+    [
+        # Smddp, by launcher, by name and on the last day of its patches.
+        (
+            {"distribution": "smddp"},
+            date(2025, 10, 30),
+            [["2025-10-29", "CVE-2025-32434", "CVE-2026-24747", "checkpoint", "torch_distributed"]],
+        ),
+        ({"image": "smddp"}, date(2025, 10, 29), [["CVE-2025-32434", 'image = "auto"']]),
+        # AWS's image by its address.
+        ({"image": TORCH_2_8}, date(2026, 8, 6), [["CVE-2026-24747", 'image = "auto"']]),
+        ({"image": TORCH_2_8}, date(2026, 8, 7), [["2026-08-06", "CVE-2026-24747"]]),
+        # One build of an image that AWS has mended since, between hosts with EFA.
+        ({"image": TORCH_2_12, "instance_type": P5}, date(2026, 8, 26), [["aws-ofi-nccl"]]),
+        ({"image": TORCH_2_12, "instance_type": P5}, date(2026, 8, 27), []),
+        (
+            {"image": f"{TORCH_2_12}@sha256:{'0' * 64}", "instance_type": P5},
+            date(2026, 8, 27),
+            [["aws-ofi-nccl", "digest"]],
+        ),
+        (
+            {"image": TORCH_2_12, "instance_type": P5, "instance_count": 1},
+            date(2026, 8, 26),
+            [],
+        ),
+        ({"image": TORCH_2_12, "instance_type": "ml.g5.12xlarge"}, date(2026, 8, 26), []),
+        # Images without known faults.
+        ({}, date(2026, 11, 24), []),
+        ({"distribution": "pytorchddp"}, date(2026, 11, 24), []),
+    ],
+)
+def test_each_known_defect_of_an_image_is_one_warning(good, changes, day, words):
+    wanted = good.replace(**changes)
+    found = list(images_of_jobs.faults(wanted, images.profile(wanted), day))
+    assert [(finding.level, finding.key) for finding in found] == [("warning", "image")] * len(
+        words
+    )
+    for finding, expected in zip(found, words, strict=True):
+        assert all(word in finding.sentence for word in expected)
+
+
+def test_a_job_resumes_from_auto_never_or_a_path(good):
+    levels = {}
+    for value in ("auto", "never", "nevr", "/opt/ml/checkpoints/000007-step000390-0.ckpt"):
+        found = channels.option_paths(good.replace(hyperparameters={"resume": value}), PROJECT)
+        levels[value] = [(each.level, each.key) for each in found]
+    assert levels.pop("nevr") == [("error", "hyperparameters.resume")]
+    assert not any(levels.values())
+
+
+@pytest.mark.parametrize(
+    ("value", "level", "words"),
+    [
+        (
+            "{folder}/here.csv",
+            "error",
+            "set its address under [channels]",
+        ),
+        ("texts/wrods", "warning", "the similar path texts/words"),
+        ("./texts/wrods", "error", "(did you mean texts/words?)"),
+        ("./none", "error", "upload it"),
+        ("~/none", "error", "upload it"),
+        ("C:\\data", "error", "upload it"),
+        ("/data/none.CSV", "error", "upload it"),
+        ("/tmp/none.csv", "", ""),  # noqa: S108  src/ may write it there
+        ("./train.py", "", ""),  # of src/, in whose folder train.py starts
+        ("s3://bucket/x.csv", "warning", "write it under [channels], and the channel here"),
+        ("org/model", "", ""),
+        ("bert-base-cased", "", ""),
+        ("https://a.example/x.csv", "", ""),
+        ("/opt/ml/model/x.pt", "", ""),
+        ("/", "", ""),
+        ("/tmp", "", ""),  # noqa: S108
+    ],
+)
+def test_a_path_of_this_machine_is_an_error(good, tmp_path, monkeypatch, value, level, words):
+    """An error in job.toml and in an option's default; missing output folders are no error."""
+    (tmp_path / "here.csv").touch()
+    Path("texts/words").mkdir(parents=True)
+    value = value.replace("{folder}", str(tmp_path))
+    new = dataclasses.make_dataclass(
+        "New",
+        [("words", str, option(value, "their file", resume="data"))],
+        bases=(Options,),
+        frozen=True,
+    )
+    monkeypatch.setattr("options.Options", new)
+    for key, more in {"words": {}, "dataset": {"dataset": value, "words": "cldr"}}.items():
+        options = {"output_dir": str(tmp_path), **more}
+        found = list(channels.option_paths(good.replace(hyperparameters=options), PROJECT))
+        assert [(each.level, each.key) for each in found] == (
+            [(level, f"hyperparameters.{key}")] if level else []
+        )
+        assert not level or words in str(found[0])
+
+
+def test_src_is_complete_and_small_and_its_notebooks_have_no_outputs(good, tmp_path):
+    here, folder = projects.Project(tmp_path), tmp_path / "src"
+    folder.mkdir()
+    assert {f.key for f in source.files(good, here)} == {"src/train.py", "src/requirements.txt"}
+    for name in ("train.py", "requirements.txt"):
+        (folder / name).touch()
+    assert not list(source.files(good, here))
+    outputs = '{"cells": [{"outputs": [{"output_type": "stream"}]}]}'
+    (folder / "a.ipynb").write_text(outputs + " " * 3_000_000)
+    (folder / "big.bin").write_bytes(b"\0" * (51 * 2**20))
+    assert {f.key for f in source.files(good, here)} == {"src/a.ipynb", "src/"}
+
+
+def test_a_list_price_has_its_day_and_region(good):
+    default = good.replace(instance_type="ml.g5.12xlarge")
+    said = price.cost(default, offline=True)
+    assert "14.18 USD an hour, at most 56.72 USD" in said
+    assert "list price of 2026-07-02, us-east-1" in said
+    assert "list price" not in price.cost(default.replace(price_per_hour=6.0), offline=True)
+
+
+def test_cost_is_never_invented(good):
+    assert "at most 2 instances × 4 h" in price.cost(good, offline=True)
+    assert not re.search(r"\d USD|an hour", price.cost(good, offline=True))
+    said = price.cost(good.replace(price_per_hour=2.0, keep_alive_s=1800))
+    made_of = "2 instances × (4 h (max_run_s) + 0.5 h (keep_alive_s)) × 2 USD"
+    assert said == f"cost    4.00 USD an hour, at most 18.00 USD: {made_of}"
+    said = price.cost(
+        good.replace(price_per_hour=2.0, tune=Tune(max_jobs=20, parallel=3)), tuning=True
+    )
+    assert "12.00 USD an hour, at most 320.00 USD: 20 jobs × 2 instances × 4 h" in said

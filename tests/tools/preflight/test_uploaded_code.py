@@ -1,0 +1,276 @@
+"""submit and deploy upload src/ without secrets, links and hidden files."""
+
+import io
+import json
+import shutil
+import sqlite3
+import tarfile
+from pathlib import Path
+
+import boto3
+import pytest
+from test_deploy import JOB, account, run
+
+from small_job import PROJECT
+from smlightning_sagemaker.findings import has_errors, ordered
+from smlightning_sagemaker.job import request, sending, source_archive
+from smlightning_sagemaker.job.job import Job
+from smlightning_sagemaker.preflight import secrets, source
+from smlightning_sagemaker.project import Project
+
+pytest_plugins = ("moto_account", "sent_job")
+__all__ = ["account"]  # a fixture
+
+# Written in parts: whoever scans this repository for secrets finds none.
+KEY = "-----BEGIN " + "OPENSSH PRIVATE KEY-----\n"
+WANDB = "0123456789abcdef" * 2 + "01234567"
+JWT = "eyJhbGciOiJIUzI1NiJ9." + "eyJzdWIiOiJzb21lYm9keSJ9." + "c2lnbmF0dXJlc2lnbmF0dXJl"
+HIDDEN = {
+    ".git/config": "[remote]\n  url = https://me:" + "pa55word@example.com/a.git\n",
+    ".git/HEAD": "ref: refs/heads/main\n",
+    ".npmrc": "//registry.npmjs.org/:_authToken=npm_" + "a1" * 18,
+    ".pypirc": "[pypi]\npassword = pypi-" + "AgEIcHlwaS5vcmcCJDU2",
+    ".env": f"WANDB_API_KEY={WANDB}\n",
+    ".netrc": "machine example.com login me password pa55word\n",
+    ".aws/credentials": "[default]\naws_access_key_id = x\n",
+    ".ipynb_checkpoints/train-checkpoint.py": "",
+    "tools/.cache/token": "hf_" + "b2" * 17,
+}
+SECRETS = {
+    "token.txt": "glpat-" + "c3" * 10,
+    "settings.py": f'import os\nWANDB_API_KEY = "{WANDB}"\n',
+    "secrets.yaml": 'db:\n  user: me\n  password: "tr0ub4dor/and-3"\n',
+    "prod.env": "export DB_PASS=tr0ub4dor&3\n",
+    "jwt.json": f'{{"session": "{JWT}"}}',
+    "gcp.json": '{"type": "service_account", "private_key": "-----BEGIN ' + 'PRIVATE KEY-----"}',
+    "server.pem": KEY,
+    "conf/job.ini": "[wandb]\nsigning_key = " + "Zm9vYmFyMTIzNDU2Nzg5MDEy" + "\n",
+}
+KEYS = {"id_rsa": KEY, "conf/store.p12": "x", "credentials.json": "{}"}
+LINKS = {"link.txt": "/etc/passwd", "linkdir": "/etc/ssl", "gone.py": "nowhere"}
+DATA = ("users.db", "data.csv")
+INNOCENT = {
+    "conf/model.yaml": "token: <eos>\npad_token: '[PAD]'\nsort_key: number_of_tokens\n",
+    "ca.pem": "-----BEGIN CERTIFICATE-----\n",
+    "extra.py": 'password = getpass("password: ")\naddress = f"https://{user}:{token}@{host}"\n',
+}
+
+
+@pytest.fixture
+def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """The template's own src/ and 25 files and links that no archive should hold."""
+    left_out = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(PROJECT.src, tmp_path / "src", ignore=left_out)
+    shutil.copy(PROJECT.job_file, tmp_path)
+    src = tmp_path / "src"
+    for name, text in {**HIDDEN, **SECRETS, **KEYS, **INNOCENT}.items():
+        (src / name).parent.mkdir(parents=True, exist_ok=True)
+        (src / name).write_text(text)
+    for name, target in LINKS.items():
+        (src / name).symlink_to(target)
+    with sqlite3.connect(src / "users.db") as database:
+        database.execute("create table users (name text)")
+    (src / "data.csv").touch()
+    assert len({*HIDDEN, *SECRETS, *KEYS, *LINKS, *DATA}) == 25
+    monkeypatch.setenv("SMLIGHTNING_PROJECT", str(tmp_path))
+    return Project(tmp_path)
+
+
+REPORTED = {f"src/{name}" for name in (*SECRETS, *KEYS, *LINKS, *DATA)}
+
+
+def names_in(session: boto3.Session, key: str) -> set[str]:
+    """Names of what an archive in S3 holds, but for folders and the package."""
+    body = session.client("s3").get_object(Bucket="language-id", Key=key)["Body"].read()
+    with tarfile.open(fileobj=io.BytesIO(body)) as tar:
+        return {member.name.removeprefix("./") for member in tar if not member.isdir()}
+
+
+def own(names: set[str], folder: str = "") -> set[str]:
+    """Those of src/."""
+    inside = {name.removeprefix(folder) for name in names if name.startswith(folder)}
+    return {name for name in inside if not name.startswith("smlightning/")}
+
+
+def test_links_keys_and_hidden_files_are_in_neither_archive(
+    account: boto3.Session, good: Job, planted: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not even where every finding is accepted."""
+    found = ordered([*source.files(good, planted), *source.code(good, planted)])
+    assert {finding.key for finding in found} == REPORTED and has_errors(found)
+    of_template = {path.name for path in PROJECT.src.iterdir() if path.is_file()}
+    expected = {*of_template, *INNOCENT, *SECRETS, *DATA}
+
+    uri = sending.upload(good, planted, request.dry_destination(good), JOB, {})
+    sent = names_in(account, uri.removeprefix("s3://language-id/"))
+    assert own(sent) == expected
+
+    accepted = [word for key in REPORTED for word in ("--accept", key)]
+    assert run("deploy") == 1
+    lines = capsys.readouterr().err.splitlines()
+    errors = {line.split()[1].rstrip(":") for line in lines if line.startswith("error")}
+    assert errors == REPORTED
+    stored = account.client("s3").list_objects_v2(Bucket="language-id")["Contents"]
+    assert not [item for item in stored if "/deploy/" in item["Key"]]
+    assert run("deploy", *accepted) == 0, capsys.readouterr().err
+    stored = account.client("s3").list_objects_v2(Bucket="language-id")["Contents"]
+    (key,) = [item["Key"] for item in stored if "/deploy/" in item["Key"]]
+    packed = names_in(account, key)
+    assert own(packed, "code/") == expected - {"train.py"}
+    assert {name.removeprefix("code/") for name in packed if "smlightning/" in name} == {
+        name for name in sent if name.startswith("smlightning/")
+    }
+
+
+def test_code_with_a_long_expression_is_judged(good: Job, planted: Project) -> None:
+    """Python's parser reads it, and ast.unparse recurses too deeply."""
+    text = f"import os\nint(os.getenv('SM_HOSTS'))\nprint({' + '.join(['1'] * 900)})\n"
+    (planted.src / "long.py").write_text(text, encoding="utf-8")
+    assert "src/long.py" in {finding.key for finding in source.code(good, planted)}
+
+
+def test_the_templates_own_code_holds_no_secret(good: Job) -> None:
+    assert not list(source.code(good, PROJECT))
+    for task in (PROJECT.src, *PROJECT.root.glob("tasks/*/src")):
+        assert not list(source.uploaded(task, ()))
+    assert not [
+        path
+        for path in source_archive.package_files().values()
+        if secrets.line_of_secret(path.read_text(encoding="utf-8"), path.suffix)
+    ]
+
+
+FORMATS = [
+    "AKIA" + "ABCDEFGHIJKLMNOP",
+    "ASIA" + "ABCDEFGHIJKLMNOP",
+    "-----BEGIN " + "RSA PRIVATE KEY-----",
+    "-----BEGIN " + "PRIVATE KEY-----",
+    "xoxb-" + "123456789012-1234567890123-abc",
+    "xapp-" + "1-A0123-456-abc",
+    "https://hooks.slack.com/" + "services/T000/B000/abc",
+    "hf_" + "aB3" * 12,
+    "ghp_" + "aB3" * 12,
+    "github_pat_" + "11ABC_" + "aB3" * 12,
+    "sk-" + "aB3" * 16,
+    "sk-proj-" + "aB3" * 16,
+    "sk_live_" + "aB3" * 8,
+    "glpat-" + "aB3x" * 5,
+    "AIza" + "aB3x-" * 7,
+    "npm_" + "aB3" * 12,
+    "pypi-" + "AgEIcHlwaS5vcmc" + "aB3" * 12,
+    JWT,
+    "dapi" + "0123456789abcdef" * 2,
+    "SG." + "aB3x" * 5 + "." + "aB3x" * 10,
+    "dop_v1_" + "0123456789abcdef" * 4,
+    "hvs." + "aB3x" * 6,
+    "https://a.blob.core.windows.net/b?sv=1&sig=" + "aB3x" * 10 + "%3D",
+    "DefaultEndpointsProtocol=https;AccountKey=" + "aB3x" * 21 + "==",
+    "123456789:" + "AA" + "aB3x-" * 6 + "abc",
+    "https://me:" + "pa55word@example.com/simple",
+    "GOCSPX-" + "aB3x" * 7,
+    "https://" + "aB3x" * 6 + "@packages.example.com/me/",
+]
+
+
+@pytest.mark.parametrize("text", FORMATS)
+def test_a_secret_is_known_by_its_form_under_any_name(text: str) -> None:
+    for suffix, line in ((".txt", text), (".py", f'x = "{text}"'), (".yaml", f"x: {text}")):
+        assert secrets.line_of_secret(f"\n{line}\n", suffix) == 2
+    assert secrets.forms(text)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be"])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("requirements.txt", "--index-url https://aws:" + "pa55word@example.com/simple"),
+        ("run.sh", f"export WANDB_API_KEY={WANDB}"),
+        ("prod.env", f"WANDB_API_KEY={WANDB}"),
+        ("settings.PY", f'WANDB_API_KEY = f"{WANDB}"'),
+        ("train.ipynb", json.dumps({"source": [f'WANDB_API_KEY = "{WANDB}"\n']})),
+    ],
+)
+def test_a_secret_is_known_in_every_encoding_that_tools_write(
+    tmp_path: Path, name: str, text: str, encoding: str
+) -> None:
+    mark = "\ufeff" if encoding == "utf-16-be" else ""
+    (tmp_path / name).write_bytes((mark + text).encode(encoding))
+    (finding,) = source.file(tmp_path / name, name)
+    assert "line 1 looks like a secret" in finding.problem
+
+
+NAMES = [
+    "password", "DB_PASS", "db_password", "passphrase", "pwd", "DB_PWD", "auth", "private_key",
+    "wandb_key", "WANDB_API_KEY", "secretkey", "secret_key", "signing_key", "apikey", "api-key",
+    "accessKey", "client_secret", "token", "authToken", "credentials",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_secret_is_known_by_its_name(name: str) -> None:
+    assert secrets.has_secret_name(f"environment.{name}", WANDB)
+    assert secrets.has_secret_name(name, "tr0ub4dor-and-3")
+    for suffix, line in (
+        (".py", f'{name.replace("-", "_")}: str = "{WANDB}"'),
+        (".py", f"os.environ['{name}'] = '{WANDB}'"),
+        (".py", f'os.environ.setdefault("{name}", "{WANDB}")'),
+        (".json", f'{{"{name}": "{WANDB}"}}'),
+        (".toml", f'{name} = "{WANDB}"'),
+        (".yaml", f"- {name}: {WANDB}  # mine"),
+        (".env", f"export {name}={WANDB}"),
+        (".ini", f"{name} = {WANDB}"),
+    ):
+        assert secrets.line_of_secret(f"# a\n{line}\n", suffix) == 2, line
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI/K7MDENG/" + "bPxRfiCYEXAMPLEKEY"),
+        ("aws_secret_access_key", "wJalrXUtnFEMIxKxMDENGx" + "bPxRfiCYEXAMPLEKEY"),
+        ("DB_PASSWORD", "CorrectHorseBattery"),
+        ("DB_PASSWORD", "Tr0ub/dor"),
+        ("DB_PASSWORD", "abcdef1!"),
+        ("DB_PASSWORD", "myTr0ubadour"),
+        ("DB_PASS", "abcdefgh"),
+        ("dbPass", "abcdefgh"),
+    ],
+)
+def test_a_password_needs_no_digit_and_may_have_slashes(name: str, text: str) -> None:
+    assert secrets.has_secret_name(name, text)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("eos_token", "<|endoftext2|>"),
+        ("max_tokens", "100000000"),
+        ("token_type", "bearer_2_token"),
+        ("sort_key", "sentence_number_1"),
+        ("text_key", "sentence1"),
+        ("DB_PASSWORD", "team/db:password"),
+        ("DB_PASSWORD", "db_password"),
+        ("DB_PASSWORD", "/run/secrets/db1"),
+        ("DB_PASSWORD", "ssm:/team/db1"),
+        ("API_KEY", "your-api-key-1"),
+        ("WANDB_API_KEY_FILE", "wandb0key"),
+        ("SECRET_ARN", "arn:aws:secretsmanager:us-east-1:123456789012:secret:db-AbCdEf"),
+        ("monkey", "banana123456"),
+        ("compass", "north_1234"),
+        ("AUTH_REGION", "us-east-1"),
+        ("AUTH_METHOD", "oauth2-pkce"),
+        ("SECRET_STORE", "vault-v2-eu"),
+        ("PASSWORD_HASHER", "pbkdf2_sha256"),
+        ("API_KEY_HEADER", "X-Api-Key-V2"),
+        ("pad_token", "PADDING00"),
+        ("auth", "team-2-eu-west"),
+        ("first_pass", "sequential"),
+        ("WANDB_API_KEY", "$WANDB_KEY_OF_TEAM_1"),
+        ("INDEX", "ssh://" + "abcd" * 6 + "@host/path"),
+        ("INDEX", "https://${TOKEN_OF_THE_TEAMS_INDEX_1}@packages.example.com/me/"),
+    ],
+)
+def test_the_name_or_place_of_a_secret_is_not_a_secret(name: str, text: str) -> None:
+    assert not secrets.has_secret_name(name, text)
+    for suffix, line in ((".py", f'{name} = "{text}"'), (".sh", f"export {name}={text}")):
+        assert not secrets.line_of_secret(f"{line}\n", suffix)

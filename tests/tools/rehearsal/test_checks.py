@@ -1,0 +1,289 @@
+"""Good evidence passes every check, and each fault fails its own check."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_rehearsal import GOOD, ended_hosts, good_ranks, small_plan, succeeded
+from torch.utils.data import DistributedSampler
+
+from smlightning_sagemaker.rehearsal import checks
+from smlightning_sagemaker.rehearsal.checks import FAILED, PASSED, SKIPPED, Check
+from smlightning_sagemaker.rehearsal.evidence import Attempt, Rank
+from smlightning_sagemaker.rehearsal.hosts import Host
+from smlightning_sagemaker.rehearsal.plan import Fault
+
+PLAN = small_plan(2, 2, request={"CheckpointConfig": {}})
+NAMES = [
+    "hosts-succeeded",
+    "success-or-failure-file",
+    "world-size",
+    "ranks-complete",
+    "node-ranks",
+    "main-address",
+    "prepare-data-once-per-node",
+    "data-divided",
+    "weights-identical",
+    "metrics-identical",
+    "model-saved",
+    "checkpoints-saved",
+    "one-writer",
+    "one-printer",
+    "model-predicts",
+    "resumes-from-checkpoint",
+]
+FOR_ALL = ["Data.prepare_data in fit", "Model.prepare_data in fit for all nodes"]
+# Fault, the check that finds it, and the wrong facts by rank.
+FAULTS: list[tuple[str, str, dict[int, dict[str, Any]]]] = [
+    ("a rank alone", "world-size", {1: {"world_size": 1}}),
+    ("a rank twice", "ranks-complete", {1: {"rank": 0}}),
+    ("node 0 everywhere", "node-ranks", {number: {"node_rank": 0} for number in range(4)}),
+    ("on every rank", "prepare-data-once-per-node", {3: {"prepare_data": ["x in fit"]}}),
+    ("not on node 1", "prepare-data-once-per-node", {2: {"prepare_data": []}}),
+    ("for all nodes on node 1", "prepare-data-once-per-node", {2: {"prepare_data": FOR_ALL}}),
+    (
+        "a batch twice",
+        "data-divided",
+        {2: {"batches": [*GOOD[2].batches, GOOD[1].batches[3]]}},
+    ),
+    ("samples twice", "data-divided", {3: {"samples": list(reversed(GOOD[0].samples))}}),
+    ("another model", "weights-identical", {2: {"weights": "abd"}}),
+    ("a metric of a rank's own", "metrics-identical", {2: {"metrics": {"test/accuracy": 0.4}}}),
+    (
+        "one metric more",
+        "metrics-identical",
+        {2: {"metrics": {"test/accuracy": 0.5, "more": 1.0}}},
+    ),
+    ("two writers", "one-writer", {2: {"files": ["model/more.json"]}}),
+    ("a checkpoint twice", "one-writer", {2: {"files": ["checkpoints/1.ckpt"]}}),
+    ("a file twice", "one-writer", {n: {"files": ["code/data.csv"]} for n in (2, 3)}),
+    ("localhost", "main-address", {2: {"main_address": "localhost"}}),
+    ("a printer too many", "one-printer", {3: {"printed": 4}}),
+]
+
+
+def by_name(verdicts: list[Check]) -> dict[str, Check]:
+    return {check.name: check for check in verdicts}
+
+
+def failed(verdicts: list[Check]) -> set[str]:
+    return {check.name for check in verdicts if check.verdict == FAILED}
+
+
+def test_good_evidence_passes_under_stable_names(tmp_path: Path) -> None:
+    verdicts = checks.judge(PLAN, succeeded(tmp_path))
+    assert [check.name for check in verdicts] == NAMES
+    assert [check.verdict for check in verdicts] == [PASSED] * 14 + [SKIPPED] * 2, verdicts
+    assert "--stop-host 2" in verdicts[-1].detail
+    with_package = [replace(rank, package="/opt/ml/code/smlightning/__init__.py") for rank in GOOD]
+    restarted = replace(succeeded(tmp_path / "restarted"), restored=tmp_path)
+    for attempt in (succeeded(tmp_path / "package", with_package), restarted):
+        assert [check.name for check in checks.judge(PLAN, attempt)] == NAMES[:-1]
+
+
+@pytest.mark.parametrize("fault, check, changes", FAULTS, ids=[fault for fault, *_ in FAULTS])
+def test_each_check_finds_its_fault(
+    fault: str, check: str, changes: dict[int, dict[str, Any]], tmp_path: Path
+) -> None:
+    verdicts = checks.judge(PLAN, succeeded(tmp_path, good_ranks(changes)))
+    assert check in failed(verdicts)
+
+
+def test_a_failed_host_with_a_success_file_is_found(tmp_path: Path) -> None:
+    attempt = succeeded(tmp_path)
+    attempt.hosts[1].exit_code = 1
+    found = failed(checks.judge(PLAN, attempt))
+    assert found == {"hosts-succeeded", "success-or-failure-file"}
+
+
+@pytest.mark.parametrize("seen", [0, 2])
+def test_a_failure_gives_its_cause_once_and_skips_checks_without_evidence(
+    seen: int, tmp_path: Path
+) -> None:
+    text = "rank 1 on host b failed: ValueError: no room\nmore"
+    hosts = ended_hosts(tmp_path, [("failure", text)] * 2)
+    ranks = [replace(rank, weights=None, metrics={}, files=[]) for rank in GOOD[:seen]]
+    verdicts = checks.judge(PLAN, Attempt(tmp_path, hosts, ranks))
+    assert failed(verdicts) == {"hosts-succeeded"}
+    detail = by_name(verdicts)["hosts-succeeded"].detail
+    assert detail.count("no room") == 1 and "more" not in detail
+    for name in ("weights-identical", "resumes-from-checkpoint"):
+        check = by_name(verdicts)[name]
+        assert (check.verdict, check.detail) == (SKIPPED, checks.FAILED_BEFORE)
+
+
+def test_the_cause_of_an_exception_that_the_toolkit_cut_is_in_the_log(tmp_path: Path) -> None:
+    text = 'Command "torchrun train.py"'
+    hosts = ended_hosts(
+        tmp_path, [("failure", f'ExitCode 1\nErrorMessage "RuntimeError\n"\n{text}')]
+    )
+    (hosts[0].base / "log.txt").write_text("[rank0]: RuntimeError: no room\n more\n")
+    assert checks.cause(hosts[0]) == "[rank0]: RuntimeError: no room"
+
+
+def test_files_that_do_not_spoil_each_other_have_several_writers(tmp_path: Path) -> None:
+    """Checkpoints of each rank, a file of each host, and locks."""
+    changes = {
+        number: {"files": [f"checkpoints/rng-{number}", "home/x.lock", f"code/{number % 2}.csv"]}
+        for number in range(4)
+    }
+    attempt = succeeded(tmp_path, good_ranks(changes))
+    assert checks.one_writer(PLAN, attempt).verdict == PASSED
+    result = attempt.hosts[1].base / "model" / "of-rank-2"
+    result.parent.mkdir()
+    result.touch()
+    outcome = checks.one_writer(PLAN, attempt)
+    assert outcome.verdict == FAILED and "host-2/model/of-rank-2" in outcome.detail
+
+
+@pytest.mark.parametrize(
+    "folder, check", [("model", "model-saved"), ("checkpoints", "checkpoints-saved")]
+)
+def test_files_elsewhere_are_lost(folder: str, check: str, tmp_path: Path) -> None:
+    attempt = succeeded(tmp_path, good_ranks({0: {"files": ["code/w.pt", "model/w.pt"]}}))
+    (attempt.hosts[0].base / folder / "file").unlink()
+    verdicts = checks.judge(PLAN, attempt)
+    assert failed(verdicts) == {check}
+    assert by_name(verdicts)[check].detail.endswith("is empty; lost with the host: code/w.pt")
+    assert by_name(verdicts)[check].cure
+
+
+def test_a_job_that_keeps_no_checkpoints_needs_none(tmp_path: Path) -> None:
+    attempt = succeeded(tmp_path)
+    for path in tmp_path.rglob("checkpoints/*"):
+        path.unlink()
+    verdicts = checks.judge(replace(PLAN, request={}), attempt)
+    assert by_name(verdicts)["checkpoints-saved"].verdict == SKIPPED and not failed(verdicts)
+
+
+def test_shards_are_not_compared(tmp_path: Path) -> None:
+    ranks = good_ranks({number: {"weights": checks.SHARDED} for number in range(4)})
+    attempt = succeeded(tmp_path, ranks)
+    assert by_name(checks.judge(PLAN, attempt))["weights-identical"].verdict == SKIPPED
+    again = by_name(checks.judge_restart(attempt, attempt, attempt))
+    assert again["weights-as-undisturbed"].verdict == SKIPPED
+
+
+def test_ranks_that_did_not_meet_are_one_failure(tmp_path: Path) -> None:
+    changes = {number: {"rank": 0, "world_size": 1, "weights": str(number)} for number in range(4)}
+    verdicts = checks.judge(PLAN, succeeded(tmp_path, good_ranks(changes)))
+    assert failed(verdicts) == {"world-size"} and by_name(verdicts)["world-size"].cure
+
+
+def test_a_call_that_smddp_excludes_is_a_failure(tmp_path: Path) -> None:
+    plan = replace(PLAN, distribution="smddp")
+    attempt = succeeded(tmp_path)
+    assert by_name(checks.judge(plan, attempt))["smddp-contract"].verdict == PASSED
+    refused = replace(attempt, violations=["SMDDP does not support: ReduceOp"])
+    check = by_name(checks.judge(plan, refused))["smddp-contract"]
+    assert check.verdict == FAILED and "ReduceOp" in check.detail
+
+
+@pytest.mark.parametrize(
+    "facts, found",
+    [
+        ({"first_step": 7}, set()),
+        ({"first_step": 0}, {"resumes-from-checkpoint"}),
+        ({"first_step": 7, "weights": "abd"}, {"weights-as-undisturbed"}),
+        ({"first_step": None, "steps": 3}, set()),
+        ({"first_step": None, "steps": 3, "batches": [], "samples": []}, set()),
+        ({"first_step": None, "steps": 10}, {"resumes-from-checkpoint"}),
+        ({"first_step": 20, "batches": [], "samples": []}, {"resumes-from-checkpoint"}),
+    ],
+)
+def test_a_restart_resumes_and_ends_with_the_undisturbed_weights(
+    facts: dict[str, Any], found: set[str], tmp_path: Path
+) -> None:
+    undisturbed = succeeded(tmp_path / "undisturbed")
+    again = good_ranks({number: facts for number in range(4)})
+    restarted = succeeded(tmp_path / "restarted", again)
+    verdicts = checks.judge_restart(restarted, undisturbed, replace(undisturbed, ranks=GOOD[:1]))
+    assert failed(verdicts) == found
+    after = "; the interruption came after step 10"
+    assert (after in verdicts[0].detail) == ("steps" in facts or facts["first_step"] in (0, 7))
+
+
+@pytest.mark.parametrize("kind", ["stop-host", "lose-host"])
+@pytest.mark.parametrize(
+    "at, codes, verdict, word",
+    [
+        (2.0, (1, 143), PASSED, "host 2 after 10.0 s"),
+        (2.0, (0, 143), FAILED, "[0, 143]"),
+        (0.0, (0, 0), FAILED, "step 2"),
+    ],
+)
+def test_an_interrupted_host_ends_the_others(
+    kind: str, at: float, codes: tuple[int, int], verdict: str, word: str, tmp_path: Path
+) -> None:
+    hosts = [Host(i, "", tmp_path, exit_code=code, ended_at=12.0) for i, code in enumerate(codes)]
+    hosts[1].interrupted_at = at
+    plan = replace(PLAN, fault=Fault(kind, 1))
+    [check] = checks.judge_interruption(plan, Attempt(tmp_path, hosts))
+    assert (check.name, check.verdict) == ("ends-in-time", verdict) and word in check.detail
+
+
+@pytest.mark.parametrize("kind", ["kill-rank", "fail-rank"])
+def test_the_cause_is_in_what_sagemaker_shows(kind: str, tmp_path: Path) -> None:
+    """The first 1024 characters of output/failure."""
+    late = "x" * 1024 + "rank 3"
+    hosts = ended_hosts(tmp_path, [("failure", "rank 3 on host b failed"), ("failure", late)])
+    for host in hosts:
+        host.ended_at = 12.0
+    plan = replace(PLAN, fault=Fault(kind, 3))
+    verdicts = checks.judge(plan, Attempt(tmp_path, hosts, [replace(GOOD[3], fault_at=2.0)]))
+    ends, cause = by_name(verdicts)["ends-in-time"], by_name(verdicts)["failure-names-cause"]
+    assert ends.verdict == PASSED and "10.0 s" in ends.detail
+    assert cause.verdict == FAILED and "[2]" in cause.detail
+
+
+def saw(*batches: list[list[str]], samples_differ: bool = True) -> list[Rank]:
+    """Ranks that saw these batches; the recorder has digests of their samples, or none."""
+    ranks = []
+    for number, of_rank in enumerate(batches):
+        digests = [("+".join(batch), len(batch) if samples_differ else 0) for batch in of_rank]
+        samples = [sample for batch in of_rank for sample in batch] if samples_differ else []
+        ranks.append(replace(GOOD[0], rank=number, batches=digests, samples=samples))
+    return ranks
+
+
+def sampled(world_size: int, samples: int, batch: int) -> list[Rank]:
+    """Ranks behind Lightning's sampler for an ordinary DataLoader, which repeats to be even."""
+    of_ranks = []
+    for rank in range(world_size):
+        sampler = DistributedSampler(range(samples), world_size, rank)  # type: ignore[arg-type]
+        order = [str(index) for index in sampler]
+        of_ranks.append([order[i : i + batch] for i in range(0, len(order), batch)])
+    return saw(*of_ranks)
+
+
+ABCD, EFGH = [["a", "b"], ["c", "d"]], [["e", "f"], ["g", "h"]]
+REPEATED = [["a", "a"]] * 4
+
+
+@pytest.mark.parametrize(
+    "ranks, verdict, word",
+    [
+        (saw(ABCD, EFGH), PASSED, "different data"),
+        (saw(ABCD, EFGH, samples_differ=False), PASSED, "different data"),
+        (saw(ABCD, ABCD), FAILED, "ranks 0 and 1 both saw 2 of 2 batches"),
+        (
+            saw(ABCD, EFGH, ABCD[1:], samples_differ=False),
+            FAILED,
+            "ranks 0 and 2 both saw 1 of 1 batches",
+        ),
+        (saw(ABCD, [["d", "b"], ["a", "c"]]), FAILED, "ranks 0 and 1 both saw 4 of 4 samples"),
+        (saw(ABCD, [["d", "b"], ["g", "h"]]), PASSED, "different data"),
+        (saw(REPEATED, REPEATED), SKIPPED, "equal batches"),
+        (saw([], []), SKIPPED, "no rank saw a batch"),
+        (GOOD[:1], SKIPPED, "one rank"),
+        (sampled(2, 65, 1), PASSED, "different data"),
+        (sampled(2, 65, 16), PASSED, "different data"),
+        (sampled(4, 66, 8), PASSED, "different data"),
+        (sampled(8, 3, 4), PASSED, "different data"),
+    ],
+)
+def test_data_is_divided(ranks: list[Rank], verdict: str, word: str, tmp_path: Path) -> None:
+    plan = small_plan(1, len(ranks), request={})
+    outcome = checks.data_divided(plan, succeeded(tmp_path, ranks))
+    assert outcome.verdict == verdict and word in outcome.detail

@@ -1,0 +1,144 @@
+"""Folders, files, code and variables of the hosts, as SageMaker gives them by the request."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from small_rehearsal import small_plan, small_request
+
+from smlightning import hub
+from smlightning_sagemaker.rehearsal.environment import container_environment
+from smlightning_sagemaker.rehearsal.hosts import Host, create_hosts
+from smlightning_sagemaker.rehearsal.plan import Plan
+
+SHELL = {
+    "PATH": "/bin",
+    "RANK": "of this shell",
+    "SM_HOSTS": "of this shell",
+    "PYTHONPATH": "of this shell",
+    "MASTER_PORT": "of this shell",
+    "HF_TOKEN": "of this shell",
+    "HF_HOME": "of this shell",
+    "FORCE_COLOR": "of this shell",
+    "https_proxy": "of this shell",
+    "HOME": "of this shell",
+}
+
+
+def configuration(host: Host) -> dict[str, dict[str, object]]:
+    folder = host.base / "input/config"
+    return {path.stem: json.loads(path.read_text()) for path in folder.iterdir()}
+
+
+def variables(plan: Plan, run: Path, host: Host) -> dict[str, str]:
+    return container_environment(plan, run, host, shell=SHELL)
+
+
+def test_the_request_is_followed(tmp_path: Path) -> None:
+    """The hosts get its hyperparameters, instance, environment and input modes."""
+    request = {
+        "HyperParameters": {"epochs": "7", "text": '"a b"', "sagemaker_region": '"eu-west-1"'},
+        "Environment": {"NCCL_DEBUG": "INFO"},
+        "ResourceConfig": {"InstanceType": "ml.g5.xlarge"},
+        "AlgorithmSpecification": {},
+        "InputDataConfig": [{"ChannelName": "training", "InputMode": "FastFile"}],
+    }
+    channels = {"training": tmp_path, "other": tmp_path}
+    plan = small_plan(1, 1, request=request, channels=channels)
+    [host] = create_hosts(plan, tmp_path / "run")
+    written = configuration(host)
+    code = {"sagemaker_submit_directory": json.dumps(str(host.base / "code"))}
+    assert written["hyperparameters"] == {**request["HyperParameters"], **code}
+    assert written["resourceconfig"]["current_instance_type"] == "ml.g5.xlarge"
+    modes = {name: each["TrainingInputMode"] for name, each in written["inputdataconfig"].items()}
+    assert modes == {"training": "FastFile", "other": "File"}
+    of_host = variables(plan, tmp_path / "run", host)
+    assert of_host["NCCL_DEBUG"] == "INFO" and of_host["AWS_REGION"] == "eu-west-1"
+
+
+CLUSTER = """
+import json
+from sagemaker_training.environment import Environment
+host = Environment()
+print(json.dumps([host.distribution_hosts, host.master_hostname]))
+"""
+
+
+def test_the_toolkit_starts_the_hosts_of_all_groups_as_one(tmp_path: Path) -> None:
+    """Without the request's flag each group is a cluster (sagemaker-training, environment.py)."""
+    groups = [
+        {"InstanceGroupName": "a", "InstanceType": "ml.g5.12xlarge", "InstanceCount": 1},
+        {"InstanceGroupName": "b", "InstanceType": "ml.g6.12xlarge", "InstanceCount": 2},
+    ]
+    members = {"ResourceConfig": {"InstanceGroups": groups}}
+    request = small_request(1, "torch_distributed", request=members)
+    hosts = create_hosts(small_plan(3, 1, request=request), tmp_path)
+    addresses = [host.address for host in hosts]
+    written = [configuration(host) for host in hosts]
+    resources = [each["resourceconfig"] for each in written]
+    assert [each["current_group_name"] for each in resources] == ["a", "b", "b"]
+    types = [each["current_instance_type"] for each in resources]
+    assert types == ["ml.g5.12xlarge", "ml.g6.12xlarge", "ml.g6.12xlarge"]
+    for host in (hosts[0], hosts[2]):
+        environment = {**os.environ, "SAGEMAKER_BASE_DIR": str(host.base)}
+        found = subprocess.check_output([sys.executable, "-c", CLUSTER], env=environment)
+        assert json.loads(found) == [addresses, addresses[0]]
+
+
+def test_local_folders_replace_those_of_channels_in_options_and_variables(
+    tmp_path: Path,
+) -> None:
+    """They are equal on every host and after a restart, since options are compared."""
+    data = tmp_path / 'a"b'
+    data.mkdir()
+    place = "/opt/ml/input/data/training"
+    paths = {
+        place: f"{data}",
+        f"{place}/b": f"{data}/b",
+        f"{place}2/a.csv": f"{tmp_path}/a.csv",
+        "/opt/ml/model": "/opt/ml/model",
+    }
+    request = small_request(2, "torch_distributed")
+    request["HyperParameters"].update({path: json.dumps(path) for path in paths})
+    request["HyperParameters"]["list"] = json.dumps(json.dumps([f"{place}2"]))
+    request["Environment"] = {"WORDS": f"{place}/b", "PLACES": f"{place}:{place}2/a:{place}-3"}
+    channels = {"training": data, "training2": tmp_path}
+    plan = small_plan(2, 1, channels=channels, request=request)
+    for host in create_hosts(plan, tmp_path / "run"):
+        of_host = variables(plan, tmp_path / "run", host)
+        assert of_host["WORDS"] == f"{data}/b"
+        assert of_host["PLACES"] == f"{data}:{tmp_path}/a:{place}-3"
+        options = configuration(host)["hyperparameters"]
+        assert {path: json.loads(options[path]) for path in paths} == paths
+        assert json.loads(json.loads(options["list"])) == [str(tmp_path)]
+
+
+def test_the_environment_is_the_containers(tmp_path: Path) -> None:
+    """From this shell come only variables of the network and those of the plan."""
+    plan = small_plan(2, 2)
+    host = create_hosts(plan, tmp_path)[1]
+    of_host = variables(plan, tmp_path, host)
+    inherited = {name for name, value in of_host.items() if value == "of this shell"}
+    assert inherited == {"https_proxy"}
+    assert of_host["PYTHONPATH"] == str(tmp_path / "stubs")
+    assert of_host["CUDA_VISIBLE_DEVICES"] == ""
+    assert of_host["HOME"] == str(host.base / "home") and not list((host.base / "home").iterdir())
+    of_host = variables(replace(plan, inherit=["HF_HOME", "HOME"]), tmp_path, host)
+    assert {of_host["HF_HOME"], of_host["HOME"]} == {"of this shell"}
+
+
+def test_only_the_first_process_of_a_host_reads_its_secrets(tmp_path: Path) -> None:
+    request = small_request(1, "none", secrets={"DB": "ssm:/team/db", "KEY": "team/key:x"})
+    plan = small_plan(1, 1, request=request, secrets=["DB", "KEY"])
+    [host] = create_hosts(plan, tmp_path)
+    shell = {"DB": "first", "KEY": "second"}
+    of_host = container_environment(plan, tmp_path, host, shell)
+    assert not {"DB", "KEY"} & of_host.keys()
+    other = dict(of_host)
+    hub.sign_in(0, of_host)
+    hub.sign_in(1, other)
+    assert (of_host["DB"], of_host["KEY"]) == ("first", "second")
+    assert not {"DB", "KEY"} & other.keys()
