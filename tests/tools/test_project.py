@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import checkout
 from smlightning.errors import UserError
 from smlightning_sagemaker import project
 from smlightning_sagemaker.project import Project
@@ -99,7 +100,7 @@ def test_missing_names_and_files_are_an_error(tmp_path: Path) -> None:
 )
 def test_make_rejects_an_option_instead_of_args(given: str, status: int) -> None:
     """`make train epochs=1` would train with the defaults."""
-    makefile = Path(project.__file__).parents[3] / "Makefile"
+    makefile = checkout.PROJECT / "Makefile"
     command = ["make", "-n", "-f", str(makefile), "help", given]
     ended = subprocess.run(command, capture_output=True, text=True)
     assert ended.returncode == status

@@ -454,7 +454,7 @@ def submit_search(arguments: argparse.Namespace, project: Project) -> int:
         return 1
     name, _ = sending.submit(wanted, project, destination, search)
     region = wanted.region
-    jobs = f"python -m smlightning_sagemaker list --region {region}"
+    jobs = f"smlightning list --region {region}"
     stop = (
         f"aws sagemaker stop-hyper-parameter-tuning-job --region {region} "
         f"--hyper-parameter-tuning-job-name {name}"

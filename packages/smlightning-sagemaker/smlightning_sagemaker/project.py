@@ -9,7 +9,6 @@ from types import ModuleType
 from typing import Literal
 
 from smlightning.errors import UserError, described
-from smlightning.options import check_monitor_name
 
 VARIABLE = "SMLIGHTNING_PROJECT"  # the project's folder, if commands run elsewhere
 
@@ -74,6 +73,8 @@ class Project:
         Raises:
             UserError: the file or one of its names is missing, or is wrong.
         """
+        from smlightning.options import check_monitor_name  # with jsonargparse: it takes time
+
         self.add_src_to_path()
         path = self.src / "options.py"
         module = _import_file("options", path)

@@ -196,7 +196,7 @@ def test_ctrl_c_removes_what_was_made_as_soon_as_aws_lets_it(account, capsys, mo
     )
     record(monkeypatch, DescribeEndpoint=[ABSENT, starting, starting, starting, ready])
     assert run("deploy") == 130 and left(account) == []
-    command = f"python -m smlightning_sagemaker undeploy {JOB}"
+    command = f"smlightning undeploy {JOB}"
     assert f"billed until you run {command}" in capsys.readouterr().out
 
 

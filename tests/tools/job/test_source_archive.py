@@ -3,8 +3,6 @@
 import io
 import os
 import shutil
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
@@ -29,13 +27,10 @@ def written(source: Path = SRC) -> bytes:
     return file.getvalue()
 
 
-def test_it_holds_src_and_the_packages_training_part() -> None:
+def test_it_holds_src_as_it_stands() -> None:
     files = contents(written())
-    top = {name.split("/")[0] for name in files}
-    assert {"train.py", "options.py", "requirements.txt", "smlightning"} <= top
-    parts = {name.split("/")[1] for name in files if name.startswith("smlightning/")}
-    assert {"cluster", "data", "checkpoints", "errors.py", "py.typed"} <= parts
-    assert not parts & {"launch", "rehearsal", "testing", "__main__.py"}
+    assert {"train.py", "options.py", "requirements.txt"} <= files.keys()
+    assert [name for name in files if name.endswith(".whl")]
     assert not [name for name in files if "__pycache__" in name]
     assert files["train.py"] == (SRC / "train.py").read_bytes()
 
@@ -48,29 +43,6 @@ def test_time_and_owner_do_not_change_a_byte(tmp_path: Path) -> None:
     (copy / "__pycache__").mkdir()
     (copy / "__pycache__" / "train.pyc").touch()
     assert written(copy) == written()
-
-
-def test_what_it_holds_is_enough_to_import_train(tmp_path: Path) -> None:
-    """The process has neither the project nor the package's other parts on its path."""
-    with tarfile.open(fileobj=io.BytesIO(written())) as tar:
-        tar.extractall(tmp_path, filter="data")
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    code = (
-        "import sys; sys.path.insert(0, '.')\n"
-        "import smlightning, train\n"
-        "print(smlightning.__file__)\n"
-        "heavy = {'boto3', 'pydantic', 'psutil', 'sagemaker'} & sys.modules.keys()\n"
-        "assert not heavy, heavy\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert Path(done.stdout.strip()).is_relative_to(tmp_path)
 
 
 def test_a_module_of_src_may_not_hide_the_package(tmp_path: Path) -> None:

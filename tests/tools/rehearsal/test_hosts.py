@@ -9,6 +9,7 @@ from pathlib import Path
 
 from small_rehearsal import small_plan, small_request
 
+import checkout
 from smlightning import hub
 from smlightning_sagemaker.rehearsal.environment import container_environment
 from smlightning_sagemaker.rehearsal.hosts import Host, create_hosts
@@ -123,7 +124,7 @@ def test_the_environment_is_the_containers(tmp_path: Path) -> None:
     of_host = variables(plan, tmp_path, host)
     inherited = {name for name, value in of_host.items() if value == "of this shell"}
     assert inherited == {"https_proxy"}
-    assert of_host["PYTHONPATH"] == str(tmp_path / "stubs")
+    assert of_host["PYTHONPATH"] == f"{tmp_path / 'stubs'}:{checkout.PACKAGES[0]}"
     assert of_host["CUDA_VISIBLE_DEVICES"] == ""
     assert of_host["HOME"] == str(host.base / "home") and not list((host.base / "home").iterdir())
     of_host = variables(replace(plan, inherit=["HF_HOME", "HOME"]), tmp_path, host)

@@ -211,9 +211,9 @@ def print_way_back(name: str, region: str, console: Any) -> None:
     """Print how to attach to, stop and find a job that is still running."""
     console.print(
         "\nThe job still runs and is billed. "
-        f"To follow it again: python -m smlightning_sagemaker attach {name} --region {region}"
+        f"To follow it again: smlightning attach {name} --region {region}"
     )
-    console.print(f"To stop it: python -m smlightning_sagemaker stop {name} --region {region}")
+    console.print(f"To stop it: smlightning stop {name} --region {region}")
     console.print(f"In the console: {url(region)}/{name}")
 
 
@@ -319,7 +319,7 @@ def report_ending(outcome: Outcome, region: str, console: Any) -> None:
             resume = f'To resume from its checkpoints: checkpoint_s3 = "{checkpoints}"'
         console.print(f"{name} was stopped: {cause}. {resume}", style="bold yellow")
     elif outcome.status == "Completed":
-        fetch = f"python -m smlightning_sagemaker fetch {name}"
+        fetch = f"smlightning fetch {name}"
         console.print(f"{name} completed. To fetch its model: {fetch}", style="bold green")
     else:
         console.print(f"{name} has not ended: {progress(outcome)}", style="bold")
@@ -386,7 +386,7 @@ def warm_pool(job: dict[str, Any], instances: str, name: str, region: str) -> st
         return ""  # an earlier job's, which ends with this one
     billed = f"billed {clock(pool.get('ResourceRetainedBillableTimeInSeconds', 0))} on {instances}"
     kept = clock(keep_alive_s)
-    stop = f"python -m smlightning_sagemaker stop {name} --region {region}"
+    stop = f"smlightning stop {name} --region {region}"
     sentences = {
         "Available": (
             f"Its warm pool is {billed} so far, and goes on for up to {kept} after the job's end. "

@@ -31,7 +31,7 @@ def deploy(deployment: Deployment, src: Path) -> str:
     """
     client = aws.client("sagemaker", deployment.region)
     name = deployment.name
-    undeploy_it = f"python -m smlightning_sagemaker undeploy {name} --region {deployment.region}"
+    undeploy_it = f"smlightning undeploy {name} --region {deployment.region}"
     if any(aws.call(client, "Describe", kind, name) for kind in deployment.requests):
         raise UserError(f"{name} is deployed already", f"remove it first: {undeploy_it}")
     try:
@@ -128,7 +128,7 @@ def remove(name: str, region: str, archive: str = "") -> list[str]:
         if answer and answer.get("EndpointStatus") in BUSY:
             print(
                 f"waiting until AWS can remove {name}; if you interrupt this, it is billed until "
-                f"you run python -m smlightning_sagemaker undeploy {name}"
+                f"you run smlightning undeploy {name}"
             )
             wait(client, name)
         if kind == "Model":  # it has the archive's address, and so is deleted after the archive

@@ -97,7 +97,7 @@ class Range(Table):
 
 
 class Tune(Table):
-    """The search of `python -m smlightning_sagemaker tune`."""
+    """The search of `smlightning tune`."""
 
     max_jobs: int = key("", "jobs in all", default=20, ge=1, le=MOST)
     parallel: int = key("", "jobs at a time", default=2, ge=1, le=MOST)

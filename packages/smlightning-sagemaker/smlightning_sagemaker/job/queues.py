@@ -128,7 +128,7 @@ def stop(name: str, service_job: str, region: str) -> str:
     client = aws.client("batch", region)
     if client.describe_service_job(jobId=service_job)["status"] in ENDED:
         return ""
-    client.terminate_service_job(jobId=service_job, reason="python -m smlightning_sagemaker stop")
+    client.terminate_service_job(jobId=service_job, reason="smlightning stop")
     return f"{name} is stopping: Batch removes it from its queue, and stops its training job"
 
 
@@ -143,4 +143,4 @@ def _without_training_job(name: str, job: dict[str, Any]) -> UserError:
     problem = f"{name} is {status} in its queue, and has no training job"
     if status in ENDED:
         return UserError(f"{problem}: {reason}", "correct the cause, and send the job again")
-    return UserError(problem, f"wait for it: python -m smlightning_sagemaker attach {name}")
+    return UserError(problem, f"wait for it: smlightning attach {name}")

@@ -1,4 +1,4 @@
-"""``python -m smlightning_sagemaker rehearse``: simulates the job's cluster on this machine."""
+"""``smlightning rehearse``: simulates the job's cluster on this machine."""
 
 import argparse
 import json
@@ -26,9 +26,9 @@ SageMaker's own training toolkit starts src/train.py on several hosts, which are
 addresses of this machine; the ranks train over gloo on the CPU. The command verifies ranks,
 weights and outputs. It sends no job; S3 is read only for a sample of a channel's data.
 
-  python -m smlightning_sagemaker rehearse --hosts 2 --processes 2
-  python -m smlightning_sagemaker rehearse --distribution smddp -- --epochs 1 --lr 1e-3
-  python -m smlightning_sagemaker rehearse --hosts 2 --stop-host 2
+  smlightning rehearse --hosts 2 --processes 2
+  smlightning rehearse --distribution smddp -- --epochs 1 --lr 1e-3
+  smlightning rehearse --hosts 2 --stop-host 2
 """
 EPILOG = """\
 Defaults come from job.toml.
@@ -41,7 +41,7 @@ this command line or in job.toml, 130 after Ctrl-C.
 def parser() -> argparse.ArgumentParser:
     """The command line; hyperparameters follow ``--``."""
     command = Parser(
-        prog="python -m smlightning_sagemaker rehearse",
+        prog="smlightning rehearse",
         usage="%(prog)s [options] [-- --epochs 1 --lr 1e-3 ...]",
         description=DESCRIPTION,
         epilog=EPILOG,
