@@ -129,19 +129,12 @@ def project_or_folder() -> Project:
         return Project(Path.cwd())
 
 
-def logged(project: Project) -> tuple[tuple[str, ...], float]:
-    """METRICS of src/options.py, and the project's default between two checkpoints, in minutes.
-
-    Without that file: no metrics, and the package's default, so that a log can still be followed.
-    """
-    from smlightning.training.options import TrainerOptions
-
-    default = TrainerOptions.checkpoint_minutes
+def metrics(project: Project) -> tuple[str, ...]:
+    """METRICS of src/options.py; without that file none, so that a log can still be followed."""
     try:
-        options = project.options()
+        return project.options().metrics
     except UserError:
-        return (), default
-    return options.metrics, float(getattr(options.cls, "checkpoint_minutes", default))
+        return ()
 
 
 @command(
@@ -420,7 +413,7 @@ def followed(project: Project, name: str, region: str, service_job: str) -> int:
         names = queues.training_jobs(name, service_job, region)
     status = ""
     for each in names:
-        status = follow.follow(each, region, *logged(project)).status
+        status = follow.follow(each, region, metrics(project)).status
     return int(status != "Completed")
 
 
@@ -557,8 +550,7 @@ def attach(arguments: argparse.Namespace, project: Project) -> int:
 def why(arguments: argparse.Namespace, project: Project) -> int:
     from smlightning_sagemaker.follow import follow
 
-    _, minutes = logged(project)
-    follow.why(arguments.name, arguments.region, minutes)
+    follow.why(arguments.name, arguments.region)
     return 0
 
 

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 import dist
 import forked
 from smlightning.cluster import session, strategies
-from smlightning.cluster.location import ClusterError, Machine, locate, nccl_log
+from smlightning.cluster.location import ClusterError, Machine, locate
 from smlightning.errors import UserError
 from smlightning_sagemaker.testing.processes import free_port
 
@@ -23,7 +22,6 @@ settings.load_profile("ci")  # a busy machine may take its time
 
 CPU = Machine(torch_version="2.13.0+cpu")
 GPUS = Machine(gpus=8, has_nccl=True, torch_version="2.5.1+cu124")
-SUBSYS = "NCCL_DEBUG_SUBSYS"
 TWO = json.dumps(["algo-1", "algo-2"])
 SMDDP = {"sagemaker_distributed_dataparallel_enabled": True}
 
@@ -260,22 +258,3 @@ def test_the_cause_is_in_the_failure_file(
         session.current_cluster.cache_clear()
     left = (tmp_path / "failure").read_text()
     assert left.startswith(named) and "\n" not in left
-
-
-@pytest.mark.parametrize(
-    ("launcher", "variables", "expected"),
-    [
-        (torchrun(0, 4, 2), {"NCCL_DEBUG": "WARN"}, {"NCCL_DEBUG": "INFO", SUBSYS: "NET"}),
-        (torchrun(2, 4, 2), {}, {"NCCL_DEBUG": "INFO", SUBSYS: "NET"}),
-        (torchrun(2, 4, 2), {SUBSYS: "ALL"}, {"NCCL_DEBUG": "INFO", SUBSYS: "ALL"}),
-        (torchrun(1, 4, 2), {"NCCL_DEBUG": "WARN"}, {}),
-        (torchrun(0, 4, 2), {"NCCL_DEBUG": "INFO"}, {}),
-        (mpirun(0, 4, 2), {"NCCL_DEBUG": "WARN"}, {}),
-    ],
-)
-def test_one_rank_of_each_host_logs_the_network_of_nccl(launcher, variables, expected):
-    env = {**launcher, **variables, "SM_HOSTS": TWO, "SM_NUM_GPUS": "2"}
-    found = locate(env, GPUS)
-    assert nccl_log(found, env) == expected
-    assert nccl_log(found, variables) == {}  # not on SageMaker
-    assert nccl_log(replace(found, backend="gloo"), env) == {}

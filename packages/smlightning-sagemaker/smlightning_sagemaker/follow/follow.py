@@ -9,17 +9,13 @@ from typing import Any
 from smlightning import terminal as terminals
 from smlightning.errors import UserError
 from smlightning.reports import curves
-from smlightning.training.options import TrainerOptions
 from smlightning_sagemaker.follow import job_log
 from smlightning_sagemaker.follow.job_log import Line
-from smlightning_sagemaker.follow.nccl_network import Networks
-from smlightning_sagemaker.follow.stored_checkpoints import Checkpoints
 from smlightning_sagemaker.job import aws, resources
 
 ENDED = ("Completed", "Failed", "Stopped")
 POLL_S = 5.0  # between two looks; AWS throttles more
 KEEP_ALIVE = "KeepAlivePeriodInSeconds"  # of ResourceConfig
-STORED_S = 60.0  # between two looks at the checkpoints in S3
 PROGRESS_S = 60.0  # between two lines of progress where there is no live line: notebooks and files
 
 STOPPED_BY = {
@@ -35,29 +31,19 @@ class Outcome:
     Attributes:
         rows: the metrics that the log holds, as `curves.write_curves` takes them.
         latest: each metric's last value.
-        networks: the network of NCCL on each host.
-        checkpoints: those in the log and in S3.
     """
 
     name: str
     metrics: tuple[str, ...] = ()  # names, as METRICS of src/options.py lists them
-    checkpoint_minutes: float = TrainerOptions.checkpoint_minutes  # unless the job sets its own
     job: dict[str, Any] = field(default_factory=dict)  # DescribeTrainingJob's answer
     lines: list[Line] = field(default_factory=list, init=False)
     rows: list[dict[str, float]] = field(default_factory=list, init=False)
     latest: dict[str, float] = field(default_factory=dict, init=False)
-    networks: Networks = field(default_factory=Networks, init=False)
-    checkpoints: Checkpoints = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.checkpoints = Checkpoints(self.checkpoint_minutes)
 
     def add(self, lines: list[Line]) -> None:
         """Take lines of the log that came since; each is searched once."""
         self.lines += lines
         for line in lines:
-            self.networks.add(line)
-            self.checkpoints.add(line)
             if row := job_log.metrics(line, self.metrics):
                 self.rows.append(row)
                 self.latest |= row
@@ -86,7 +72,6 @@ def follow(
     name: str,
     region: str,
     metrics: tuple[str, ...] = (),
-    checkpoint_minutes: float = TrainerOptions.checkpoint_minutes,
     *,
     console: Any = None,
 ) -> Outcome:
@@ -100,10 +85,9 @@ def follow(
         name: of the training job.
         region: where it runs.
         metrics: names of those that its log holds, as METRICS of src/options.py lists them.
-        checkpoint_minutes: the project's default between two checkpoints.
         console: of rich; by default standard output.
     """
-    outcome = Outcome(name, metrics, checkpoint_minutes)
+    outcome = Outcome(name, metrics)
     follower = Follower(outcome, region, console or terminal())
     try:
         with follower.console.status(name) as status:
@@ -116,7 +100,6 @@ def follow(
             print_way_back(outcome.name, region, follower.console)
         raise
     report_ending(outcome, region, follower.console)
-    report_checkpoints(outcome, region, follower.console)
     report_first_failure(outcome, follower.console)
     return outcome
 
@@ -129,13 +112,11 @@ class Follower:
         self.console = console
         self.ended = False
         self._sagemaker = aws.client("sagemaker", region)
-        self._region = region
         self._log: job_log.Log | None = job_log.Log(outcome.name, aws.client("logs", region))
         self._printed: set[str] = set()  # sentences that are printed once
         self._traces = job_log.Traces()
         self._transitions = 0  # status changes that were printed
         self._reported = time.monotonic()
-        self._stored = -STORED_S  # the time of the last look at S3
 
     def look(self) -> None:
         """Read the status and then the log, and print the news; wait before a further look."""
@@ -146,7 +127,6 @@ class Follower:
         self.outcome.job = aws.answer(lambda: describe(name, client), self.console.print)
         self._print_transitions()
         self._read_log()
-        self._watch()
         self.ended = had_ended  # one look more: the log comes later than the status
 
     def _read_log(self) -> None:
@@ -163,19 +143,6 @@ class Follower:
             self._print_once(f"{aws.explain(problem)}; the status is followed meanwhile")
         if aws.denied(problem):
             self._log = None
-
-    def _watch(self) -> None:
-        """Print the network of NCCL, the way to a shell, and what is wrong with checkpoints."""
-        outcome, job = self.outcome, self.outcome.job
-        self._print_once(shell(outcome.name, job, self._region))
-        networks, checkpoints = outcome.networks, outcome.checkpoints
-        if len(networks.chosen) >= _hosts(job) or checkpoints.step is not None:
-            self._print_once(networks.sentence(_cluster(job)))
-        if outcome.status in ENDED or time.monotonic() - self._stored < STORED_S:
-            return
-        self._stored = time.monotonic()
-        has_log = self._log is not None and self._log.problem is None
-        self._print_once(checkpoints.problem(job, self._region, has_log=has_log))
 
     def _print_once(self, sentence: str) -> None:
         if sentence and sentence not in self._printed:
@@ -217,15 +184,13 @@ def print_way_back(name: str, region: str, console: Any) -> None:
     console.print(f"In the console: {url(region)}/{name}")
 
 
-def why(
-    name: str, region: str, checkpoint_minutes: float = TrainerOptions.checkpoint_minutes
-) -> None:
-    """Print how a job ended, its network and checkpoints; of a failed one also its last lines.
+def why(name: str, region: str) -> None:
+    """Print how a job ended, and the last lines of a failed one's rank that failed first.
 
     AWS's reason is part of the status, so it is printed even if the log cannot be read.
     """
     console = terminal()
-    outcome = Outcome(name, checkpoint_minutes=checkpoint_minutes)
+    outcome = Outcome(name)
     outcome.job = describe(name, aws.client("sagemaker", region))
     report_ending(outcome, region, console)
     if outcome.status == "Completed":
@@ -236,22 +201,7 @@ def why(
         console.print(f"The log was not read to its end: {aws.explain(log.problem)}")
     elif not outcome.lines:
         console.print(no_log(name))
-    if network := outcome.networks.sentence(_cluster(outcome.job)):
-        console.print(network)
-    report_checkpoints(outcome, region, console, has_log=log.problem is None)
     report_first_failure(outcome, console)
-
-
-def shell(name: str, job: dict[str, Any], region: str) -> str:
-    """The command for a shell in a host of a running job; empty without remote debugging.
-
-    https://docs.aws.amazon.com/sagemaker/latest/dg/train-remote-debugging.html
-    """
-    has_shell = job.get("RemoteDebugConfig", {}).get("EnableRemoteDebug")
-    if not has_shell or job.get("SecondaryStatus") != "Training":
-        return ""
-    target = f"sagemaker-training-job:{name}_algo-1"
-    return f"A shell on the first host: aws ssm start-session --target {target} --region {region}"
 
 
 def no_log(name: str) -> str:
@@ -298,8 +248,6 @@ def progress(outcome: Outcome) -> str:
         epochs = job.get("HyperParameters", {}).get("epochs", "?")
         parts.append(f"epoch {latest.pop('epoch'):g} of {epochs}")
     parts += [f"{name} {value:.4g}" for name, value in latest.items()]
-    if stored := outcome.checkpoints.state(job, time.time()):
-        parts.append(stored)
     return " · ".join(parts)
 
 
@@ -332,20 +280,6 @@ def last_message(job: dict[str, Any]) -> str:
     return next(filter(None, reversed(messages)), "AWS gives no reason").rstrip(".")
 
 
-def report_checkpoints(
-    outcome: Outcome, region: str, console: Any, *, has_log: bool = True
-) -> None:
-    """Print whether the newest checkpoint is in S3, and the steps that are lost without it."""
-    job, checkpoints = outcome.job, outcome.checkpoints
-    if outcome.status == "Completed":
-        return
-    problem = checkpoints.problem(job, region, has_log=has_log)
-    has_ended = outcome.status in ENDED
-    found = checkpoints.ending(job) if has_ended else checkpoints.state(job, time.time())
-    for sentence in filter(None, (found, problem)):
-        console.print(sentence)
-
-
 def report_first_failure(outcome: Outcome, console: Any) -> None:
     """Print the last lines of the rank of a failed job that failed first."""
     if outcome.status != "Failed":
@@ -371,45 +305,31 @@ def report_bill(outcome: Outcome, region: str, console: Any) -> None:
         console.print(
             f"It trained {clock(trained)} and is billed {clock(billed)} on {instances}{saved}."
         )
-    if pool := warm_pool(job, instances, outcome.name, region):
+    if pool := warm_pool(job, outcome.name, region):
         console.print(pool)
 
 
-def warm_pool(job: dict[str, Any], instances: str, name: str, region: str) -> str:
-    """The billed time of the instances that wait for another job; empty without them.
+def warm_pool(job: dict[str, Any], name: str, region: str) -> str:
+    """A sentence about instances that wait, billed, for another job; empty without them.
 
     A pool stays after a stop and after a failure of the algorithm, too
     (https://docs.aws.amazon.com/sagemaker/latest/dg/train-warm-pools.html).
     """
-    pool, keep_alive_s = job.get("WarmPoolStatus", {}), job["ResourceConfig"].get(KEEP_ALIVE, 0)
-    if pool.get("Status") == "InUse" and not keep_alive_s:
-        return ""  # an earlier job's, which ends with this one
-    billed = f"billed {clock(pool.get('ResourceRetainedBillableTimeInSeconds', 0))} on {instances}"
-    kept = clock(keep_alive_s)
-    stop = f"smlightning stop {name} --region {region}"
-    sentences = {
-        "Available": (
-            f"Its warm pool is {billed} so far, and goes on for up to {kept} after the job's end. "
-            f"To end it: {stop}"
-        ),
-        "InUse": (
-            f"Its warm pool is kept, and billed, for up to {kept} after the job's end. "
-            f"To end both: {stop}"
-        ),
-        "Reused": f"Its warm pool was {billed}, until {pool.get('ReusedByJob')} took it.",
-        "Terminated": f"Its warm pool was {billed}, and has ended.",
-    }
-    return sentences.get(pool.get("Status", ""), "")
-
-
-def _cluster(job: dict[str, Any]) -> resources.Cluster:
-    """The hosts; of the first candidate until AWS has selected one."""
-    return resources.candidates(job["ResourceConfig"])[0]
+    status, kept_s = (
+        job.get("WarmPoolStatus", {}).get("Status"),
+        job["ResourceConfig"].get(KEEP_ALIVE),
+    )
+    if not kept_s or status not in ("Available", "InUse"):
+        return ""
+    return (
+        f"Its warm pool is billed for up to {clock(kept_s)} after the job's end. "
+        f"To end it: smlightning stop {name} --region {region}"
+    )
 
 
 def _hosts(job: dict[str, Any]) -> int:
-    """The number of hosts."""
-    return sum(group.count for group in _cluster(job))
+    """The number of hosts; of the first candidate until AWS has selected one."""
+    return sum(group.count for group in resources.candidates(job["ResourceConfig"])[0])
 
 
 def clock(seconds: float) -> str:

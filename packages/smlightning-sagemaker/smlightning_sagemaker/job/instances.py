@@ -89,31 +89,6 @@ _GPU_FAMILIES = re.compile(r"(p|g|gr)\d")  # p6e-gb200 too, whose count is not i
 # EC2 has EFA on larger g instances, too; for training jobs AWS documents it for these families
 # (vpc.amazonaws.com/efa in Karpenter's list; sagemaker-training's SM_EFA_RDMA_INSTANCES).
 _WITH_EFA = re.compile(r"p3dn|p4d|p5|p6|trn")
-# Gbit/s between hosts, by DescribeInstanceTypes' NetworkCards.PeakBandwidthInGbps, in the list that
-# Karpenter publishes (zz_generated.bandwidth.go of August 2026).
-_GIGABITS = {
-    "ml.p3.16xlarge": 25,
-    "ml.p3dn.24xlarge": 100,
-    "ml.p4d.24xlarge": 400,
-    "ml.p4de.24xlarge": 400,
-    "ml.p5.4xlarge": 100,
-    "ml.p5.48xlarge": 3200,
-    "ml.p5e.48xlarge": 3200,
-    "ml.p5en.48xlarge": 3200,
-    "ml.p6-b200.48xlarge": 3200,
-    "ml.p6-b300.48xlarge": 6400,
-    "ml.g4dn.12xlarge": 50,
-    "ml.g5.12xlarge": 40,
-    "ml.g5.24xlarge": 50,
-    "ml.g5.48xlarge": 100,
-    "ml.g6.12xlarge": 40,
-    "ml.g6.24xlarge": 50,
-    "ml.g6.48xlarge": 100,
-    "ml.g6e.12xlarge": 100,
-    "ml.g6e.24xlarge": 200,
-    "ml.g6e.48xlarge": 400,
-    "ml.g7e.48xlarge": 1600,
-}
 # EFA interfaces of an instance: vpc.amazonaws.com/efa in Karpenter's list, and the same numbers in
 # sagemaker-hyperpod 3.12.0 (training/constants.py, INSTANCE_RESOURCES).
 _EFA_INTERFACES = {
@@ -188,11 +163,6 @@ def bf16(instance_type: str) -> bool:
 def efa(instance_type: str) -> bool:
     """Whether hosts of a job reach each other by EFA."""
     return bool(_WITH_EFA.match(family(instance_type)))
-
-
-def gigabits(instance_type: str) -> int | None:
-    """Gbit/s of one host's network, at most; None for a type that is not in the table."""
-    return _GIGABITS.get(instance_type)
 
 
 def efa_interfaces(instance_type: str) -> int | None:

@@ -172,21 +172,6 @@ def locate(env: Mapping[str, str], machine: Machine) -> Cluster:
     )
 
 
-def nccl_log(cluster: Cluster, env: Mapping[str, str]) -> dict[str, str]:
-    """Variables by which one rank of each host logs which network NCCL chose.
-
-    `attach` reads these lines. Under torchrun AWS's image sets NCCL_DEBUG=WARN, whatever the job
-    sets (sagemaker_pytorch_container/training.py), so only NCCL_DEBUG_SUBSYS is the job's own.
-    Under mpirun the toolkit's default is INFO on every rank, which NCCL_DEBUG of the job replaces.
-    """
-    logs = cluster.backend == "nccl" and cluster.num_nodes > 1 and cluster.local_rank == 0
-    if not logs or cluster.launcher != "torchrun" or "SM_HOSTS" not in env:
-        return {}
-    if env.get("NCCL_DEBUG", "WARN") != "WARN":
-        return {}
-    return {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": env.get("NCCL_DEBUG_SUBSYS", "NET")}
-
-
 def _launcher(env: Mapping[str, str]) -> str:
     if "TORCHELASTIC_RUN_ID" in env:
         return "torchrun"

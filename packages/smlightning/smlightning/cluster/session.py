@@ -34,7 +34,7 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from smlightning import errors
 from smlightning.cluster import signals, slurm
-from smlightning.cluster.location import Cluster, ClusterError, Machine, locate, nccl_log
+from smlightning.cluster.location import Cluster, ClusterError, Machine, locate
 from smlightning.errors import UserError, write_failure
 
 POLL_SECONDS = 0.05  # how often a waiting rank looks at the store
@@ -176,7 +176,6 @@ def session() -> Iterator[Cluster]:
     current_cluster.cache_clear()
     try:
         cluster = _session.cluster = current_cluster()
-        os.environ.update(nccl_log(cluster, os.environ))
         # Lightning guesses it from variables, of which plain mpirun sets none.
         rank_zero_only.rank = cluster.rank  # type: ignore[attr-defined]
         _meet(cluster)
