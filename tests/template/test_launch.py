@@ -317,7 +317,6 @@ def assert_launched_and_fetched(notebook: Notebook) -> None:
         "if send and sending": "sent    ",
         "follow.follow": "train/loss=0.5",
         "follow.why": "completed",
-        "jobs.compare": "─",
         "outcome.curves(": "image/png",
         "fetch.fetch": "models/",
         "predict.py": "Île de la Réunion\tlatin",

@@ -568,23 +568,6 @@ def stop(arguments: argparse.Namespace, project: Project) -> int:
 
 
 @command(
-    "compare",
-    "print metrics and options of jobs side by side",
-    REGION,
-    NAME,
-    option("others", "names of the jobs to compare with it", metavar="OTHER", nargs="+"),
-    example=f"{A_JOB} words-20260102-120000",
-)
-def compare(arguments: argparse.Namespace, project: Project) -> int:
-    from smlightning_sagemaker.follow import jobs
-
-    region = arguments.region
-    others = [training_job(project, name, region) for name in arguments.others]
-    jobs.print_rows(jobs.compare([arguments.name, *others], region), "they do not differ")
-    return 0
-
-
-@command(
     "fetch",
     "download the model of a job, for src/predict.py",
     REGION,

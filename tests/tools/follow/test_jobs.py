@@ -1,10 +1,9 @@
-"""Remember, compare and stop jobs that were sent."""
+"""Remember and stop jobs that were sent."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
-from moto.sagemaker.models import sagemaker_backends
 
 from moto_account import ACCOUNT, REGION, record, refusal
 from smlightning.errors import UserError
@@ -27,40 +26,6 @@ def test_history_knows_the_region_of_a_job(aws, sent, tmp_path):
     assert sent_jobs.region_of(here, "x") == "eu-west-1"
     assert sent_jobs.region_of(here, "x", given="us-west-2") == "us-west-2"
     assert sent_jobs.latest(here, "eu-west-1", 5) == ["x"]
-
-
-def test_compare_shows_metrics_and_differing_options(aws, sent, capsys):
-    made = aws.client("sagemaker").describe_training_job(TrainingJobName=sent.training_job_name)
-    keys = (
-        "RoleArn",
-        "AlgorithmSpecification",
-        "OutputDataConfig",
-        "ResourceConfig",
-        "StoppingCondition",
-    )
-    options = {"epochs": "9", "lr": "0.1", "sagemaker_job_name": "other"}
-    again = {
-        "TrainingJobName": "other",
-        "HyperParameters": options,
-        **{key: made[key] for key in keys},
-    }
-    aws.client("sagemaker").create_training_job(**again)
-    backend = sagemaker_backends[ACCOUNT][REGION].training_jobs
-    for name, value in ((sent.training_job_name, 0.8), ("other", 0.9123456)):
-        backend[name].final_metric_data_list = [
-            {"MetricName": name_of, "Value": each, "Timestamp": 0}
-            for name_of, each in (("test/accuracy", value), ("data_wait", 0.5), ("gpu_gib", 31.25))
-        ]
-    rows = jobs.compare([sent.training_job_name, "other"], REGION)
-    assert rows == [  # metrics, memory and waiting too, though the jobs agree in them
-        {"": "data_wait", sent.training_job_name: "0.5", "other": "0.5"},
-        {"": "gpu_gib", sent.training_job_name: "31.25", "other": "31.25"},
-        {"": "test/accuracy", sent.training_job_name: "0.8", "other": "0.912346"},
-        {"": "epochs", sent.training_job_name: "6", "other": "9"},
-        {"": "lr", sent.training_job_name: "", "other": "0.1"},
-    ]
-    assert main(["compare", sent.training_job_name, "other", "--region", REGION]) == 0
-    assert "0.912346" in capsys.readouterr().out
 
 
 def test_stop_stops_a_running_job(aws, sent, monkeypatch):

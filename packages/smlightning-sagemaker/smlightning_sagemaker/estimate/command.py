@@ -93,7 +93,7 @@ def shown(job: Job, known: Known, run: Run, content: dict[str, Any]) -> list[str
         f"steps   {length}",
         f"time    {content['hours']:.2f} h"
         if content["hours"]
-        else "time    pass --samples_per_second; `smlightning compare` prints that of a job",
+        else "time    pass --samples_per_second; a job's log has it",
     ]
 
 

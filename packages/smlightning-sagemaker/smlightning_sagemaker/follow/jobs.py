@@ -1,4 +1,4 @@
-"""List, compare and stop jobs that were sent, without job.toml."""
+"""List and stop jobs that were sent, without job.toml."""
 
 import sys
 from collections.abc import Collection
@@ -6,7 +6,7 @@ from typing import Any
 
 from smlightning import terminal
 from smlightning_sagemaker.follow.follow import ENDED, KEEP_ALIVE, clock, describe
-from smlightning_sagemaker.job import aws, resources
+from smlightning_sagemaker.job import aws
 
 LISTED = 20  # jobs in a table
 
@@ -34,52 +34,6 @@ def table(region: str, launched_here: Collection[str]) -> list[dict[str, str]]:
     return rows
 
 
-def compare(names: list[str], region: str) -> list[dict[str, str]]:
-    """A row for each metric, and for each option and setting in which the jobs differ.
-
-    The key "" holds the row's name, each other key the value of a job.
-    """
-    client = aws.client("sagemaker", region)
-    described = {name: describe(name, client) for name in names}
-    measured = {key for job in described.values() for key in metrics(job)}
-    facts = {name: summary(job) for name, job in described.items()}
-    keys = dict.fromkeys(key for fact in facts.values() for key in fact)
-    rows = []
-    for key in keys:
-        values = {name: fact.get(key, "") for name, fact in facts.items()}
-        differs = len(set(values.values())) > 1
-        if len(names) == 1 or differs or key in measured:
-            rows.append({"": key, **values})
-    return rows
-
-
-def summary(job: dict[str, Any]) -> dict[str, str]:
-    """The last value of each metric, status, instances, times and options of a job, as text.
-
-    Args:
-        job: DescribeTrainingJob's answer.
-    """
-    facts = {
-        "status": job["TrainingJobStatus"],
-        "instances": resources.shown(resources.candidates(job["ResourceConfig"])[0]),
-        "image": job["AlgorithmSpecification"].get("TrainingImage", "").rpartition("/")[2],
-        "trained": clock(job.get("TrainingTimeInSeconds", 0)),
-        "billed": clock(job.get("BillableTimeInSeconds", 0)),
-    }
-    options = {}
-    for key, value in sorted(job.get("HyperParameters", {}).items()):
-        # Skip the toolkit's own hyperparameters except the launcher's flag, which differs by job.
-        if not key.startswith("sagemaker_") or key.endswith("_enabled"):
-            options[key] = value
-    return {**metrics(job), **facts, **options}
-
-
-def metrics(job: dict[str, Any]) -> dict[str, str]:
-    """Name → last value of each metric, in alphabetical order."""
-    last = job.get("FinalMetricDataList", [])
-    return dict(sorted((metric["MetricName"], f"{metric['Value']:.6g}") for metric in last))
-
-
 def stop(name: str, region: str) -> str:
     """Stop the job, or end the warm pool of a job that has ended, and return a line about it.
 
@@ -102,17 +56,12 @@ def stop(name: str, region: str) -> str:
     return f"{name} has ended already: {status}; its warm pool ends now, and is billed no longer"
 
 
-def print_rows(rows: list[dict[str, str]], none: str = "no jobs") -> None:
-    """Print rows as a table whose columns are the first row's keys.
-
-    Args:
-        rows: of equal keys.
-        none: text for an empty table.
-    """
+def print_rows(rows: list[dict[str, str]]) -> None:
+    """Print rows of equal keys as a table with a column for each key."""
     from rich.markup import escape
     from rich.table import Column, Table
 
-    names = list(rows[0]) if rows else [none]
+    names = list(rows[0]) if rows else ["no jobs"]
     table = Table(*(Column(name, overflow="fold") for name in names))
     for row in rows:
         table.add_row(*map(escape, row.values()))
