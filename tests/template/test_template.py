@@ -1,6 +1,9 @@
 """Answers become a project; a bad answer becomes one line, and no project."""
 
+import hashlib
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -11,6 +14,7 @@ from cookiecutter.main import cookiecutter
 from jinja2.exceptions import UndefinedError
 
 from projects import TEMPLATE, Project, bake, commit_all, copy_template, git
+from smlightning import __version__
 from smlightning_sagemaker.preflight.account import template
 
 SOURCE = next(TEMPLATE.glob("{{*}}"))  # what is generated, before it is
@@ -61,7 +65,7 @@ def test_only_a_job_in_the_environment_has_the_role_that_sends(project: Project)
     assert "environment" not in looking
     parameters = yaml.safe_load(template.FILE.read_text())["Parameters"]
     assert sending["environment"] == parameters["Environment"]["Default"]
-    sends = re.compile("make launch|smlightning submit")
+    sends = re.compile("make launch|smlightning(_sagemaker)? submit")
     assert [name for name, job in jobs.items() if sends.search(str(job["steps"]))] == ["submit"]
 
 
@@ -81,7 +85,7 @@ def append(path: Path, line: str) -> None:
         file.write(line + "\n")
 
 
-def test_an_update_renews_the_package_and_leaves_the_owners_files(tmp_path: Path) -> None:
+def test_an_update_renews_the_wheels_and_leaves_the_owners_files(tmp_path: Path) -> None:
     """`make update`, after the template and the owner have both changed the same files."""
     template = copy_template(tmp_path / "template")
     git(template, "init")
@@ -89,20 +93,29 @@ def test_an_update_renews_the_package_and_leaves_the_owners_files(tmp_path: Path
     made = Project(Path(cookiecutter(str(template), no_input=True, output_dir=str(tmp_path))))
     git(made.path, "init")
     commit_all(made.path, "first")
-    renewed = ["docs/reference.md", "AGENTS.md", "Makefile"]
-    for name in (*renewed, "src/model.py", "tests/small.py"):
+    for name in ("AGENTS.md", "Makefile", "src/model.py", "tests/small.py"):
         append(template / SOURCE.name / name, "# newer")
+    version = template / "packages/smlightning/smlightning/__init__.py"
+    version.write_text(version.read_text().replace(__version__, "9.9.9"), encoding="utf-8")
+    subprocess.run([sys.executable, template / "packages/build_wheels.py"], check=True)
     commit_all(template, "second")
     append(made.path / "src/model.py", "# mine")
+    append(made.path / "src/requirements.in", "six")
 
     assert "commit everything first" in made.make("update", check=False).stderr
     commit_all(made.path, "mine")
-    said = made.make("update").stdout
-    assert "yours: src/train.py" in said.replace("\n", " ")
-    for name in renewed:
+    made.make("update")
+    for name in ("AGENTS.md", "Makefile"):
         assert made.read(name).endswith("# newer\n"), name
     assert made.read("src/model.py").endswith("# mine\n")
     assert "# newer" not in made.read("src/model.py") + made.read("tests/small.py")
+    for folder in ("src", "tools"):
+        (wheel,) = (made.path / folder).glob("*.whl")
+        assert "9.9.9" in wheel.name
+    wheel = next((made.path / "src").glob("*.whl"))
+    lock = made.read("src/requirements.txt")
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    assert f"./{wheel.name} \\\n    --hash=sha256:{digest}\n" in lock and "\nsix==" in lock
 
 
 LICENSES = {
