@@ -441,9 +441,9 @@ def test_a_call_that_aws_rejects_has_the_cure_of_its_reason(
         (
             "CapacityError: Unable to provision requested ML compute capacity. Please retry using "
             "a different ML instance type or after some time.",
-            "instance_type",
+            "InstancePreferences",
         ),
-        ("InternalServerError: InsufficientInstanceCapacity error", "instance_type"),
+        ("InternalServerError: InsufficientInstanceCapacity error", "InstancePreferences"),
         ("ResourceLimitExceeded: The account-level service limit is 0 instances", "Service Quotas"),
         ("AlgorithmError: torch.OutOfMemoryError: CUDA out of memory", "batch_size"),
         ("AlgorithmError: ExecuteUserScriptError: exit code: 137", "batch_size"),

@@ -34,15 +34,12 @@ CASES = {
     for path in sorted((Path(__file__).parent / "requests").glob("*.json"))
     if not path.stem.startswith("tune")
 }
-GROUPS = [
-    {"InstanceGroupName": "a", "InstanceType": "ml.g5.12xlarge", "InstanceCount": 1},
-    {"InstanceGroupName": "b", "InstanceType": "ml.g6.12xlarge", "InstanceCount": 2},
-]
-CASES["instance groups"] = {
+CASES["no compression"] = {
     "name": "words",
     "region": "us-east-1",
+    "instance_type": "ml.g5.12xlarge",
+    "instance_count": 2,
     "request": {
-        "ResourceConfig": {"InstanceGroups": GROUPS},
         "OutputDataConfig": {"CompressionType": "NONE", "S3OutputPath": "s3://bucket/team"},
     },
 }

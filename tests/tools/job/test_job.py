@@ -25,6 +25,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str, str]] = {
     # Key → a wrong table, the value in the problem, part of the cure.
     "nmae": ({"nmae": "x"}, "", "name"),
     "region": ({"region": 7}, "7", ""),
+    "instance_type": ({"instance_type": ["ml.g5.xlarge"]}, "list", ""),
     "instance_count": ({"instance_count": True}, "true", ""),
     "max_run_s": ({"max_run_s": 2_419_201}, "2419201", ""),  # AWS: at most 28 days
     "price_per_hour": ({"price_per_hour": float("nan")}, "NaN", ""),
@@ -57,8 +58,6 @@ def test_a_mistake_has_one_finding_with_its_key_and_cure(key: str) -> None:
 def test_a_wrong_entry_of_a_list_is_reported_with_its_number() -> None:
     found = problems({**PLAIN, "network": {"subnets": ["subnet-1", 3]}})
     assert found["network.subnets"][0].startswith("entry 2: found 3, expected ")
-    found = problems({**PLAIN, "instance_type": ["ml.g5.xlarge", 3]})
-    assert found["instance_type"][0].startswith("entry 2: found 3, expected ")
 
 
 def test_a_missing_value_is_reported() -> None:
@@ -179,25 +178,3 @@ def test_an_unknown_key_is_reported_with_the_name_of_its_file(tmp_path: Path) ->
     file.write_text('name = "x"\nregion = "us-east-1"\ninstance_typ = "ml.g5.xlarge"\n')
     with pytest.raises(JobError, match=r"instance_typ: other\.toml has no such key"):
         job.load(file, PROJECT)
-
-
-def test_a_list_of_instance_types_becomes_preferences_that_keep_the_global_batch():
-    """In AWS's form: a count for each type, and neither InstanceType nor InstanceCount."""
-    table = {
-        "name": "x",
-        "region": "us-east-1",
-        "instance_type": ["ml.g5.48xlarge", "ml.g5.12xlarge", "ml.g6.12xlarge"],
-        "instance_count": 2,
-        "max_pending_s": 7200,
-    }
-    wanted = job.from_table(table, PROJECT)
-    body = request.dry_run(wanted, PROJECT)
-    assert body["ResourceConfig"]["InstancePreferences"] == [
-        {"InstanceType": "ml.g5.48xlarge", "InstanceCount": 2},
-        {"InstanceType": "ml.g5.12xlarge", "InstanceCount": 4},
-        {"InstanceType": "ml.g6.12xlarge", "InstanceCount": 4},
-    ]
-    assert not {"InstanceType", "InstanceCount"} & body["ResourceConfig"].keys()
-    assert body["StoppingCondition"]["MaxPendingTimeInSeconds"] == 7200
-    alone = job.from_table({**table, "instance_type": ["ml.g5.48xlarge"]}, PROJECT)
-    assert request.dry_run(alone, PROJECT)["ResourceConfig"]["InstanceType"] == "ml.g5.48xlarge"

@@ -125,7 +125,6 @@ def test_kubernetes_expands_no_value():
         ({"distribution": "smddp"}, {}, "distribution"),
         ({"distribution": "pytorchddp"}, {}, "distribution"),
         ({"distribution": "none"}, {}, "distribution"),
-        ({"instance_type": ["ml.p4d.24xlarge", "ml.p5.48xlarge"]}, {}, "instance_type"),
         ({"instance_type": "ml.p6e-gb200.36xlarge"}, {}, "instance_type"),
         ({"instance_type": "ml.trn1.32xlarge"}, {}, "instance_type"),
         ({"environment": {"WANDB_API_KEY": "0a1b2c3d4e" * 4}}, {}, "environment.WANDB_API_KEY"),

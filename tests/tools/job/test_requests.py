@@ -14,6 +14,7 @@ from botocore.validate import ParamValidator
 
 from small_job import GOOD, PROJECT
 from smlightning.reports import log
+from smlightning_sagemaker import preflight
 from smlightning_sagemaker.job import aws, job, request, tune
 
 CASES = sorted((Path(__file__).parent / "requests").glob("*.json"))
@@ -37,26 +38,36 @@ def test_the_request_equals_the_sdks(path: Path) -> None:
     assert body == case["request"]
 
 
-GROUPS = [{"InstanceGroupName": "one", "InstanceType": "ml.g5.12xlarge", "InstanceCount": 2}]
+GROUPS = [
+    {"InstanceGroupName": "a", "InstanceType": "ml.g5.12xlarge", "InstanceCount": 1},
+    {"InstanceGroupName": "b", "InstanceType": "ml.g6.12xlarge", "InstanceCount": 2},
+]
+PREFERENCES = [
+    {"InstanceType": "ml.g5.12xlarge", "InstanceCount": 2},
+    {"InstanceType": "ml.g5.48xlarge", "InstanceCount": 1},
+]
+# Without the groups' names the toolkit starts a training of its own in each group (environment.py,
+# get_distribution_instance_groups_from_resource_config).
+NAMES = {"sagemaker_distribution_instance_groups": '["a", "b"]'}
 
 
 @pytest.mark.parametrize(
-    ("resources", "left"),
-    [
-        ({"InstanceGroups": GROUPS}, set()),
-        ({"InstancePreferences": [{"InstanceType": "ml.g5.12xlarge"}]}, {"InstanceCount"}),
-        (
-            {"InstancePreferences": [{"InstanceType": "ml.g5.12xlarge", "InstanceCount": 2}]},
-            set(),
-        ),
-    ],
+    ("config", "flags"),
+    [({"InstanceGroups": GROUPS}, NAMES), ({"InstancePreferences": PREFERENCES}, {})],
 )
-def test_groups_and_preferences_replace_type_and_count(resources: Any, left: set[str]) -> None:
-    body = request.dry_run(GOOD.replace(request={"ResourceConfig": resources}), PROJECT, NAME)
-    members = body["ResourceConfig"]
-    assert members.keys() & {"InstanceType", "InstanceCount"} == left
-    assert members.items() >= resources.items()
+def test_groups_and_preferences_of_request_are_sent_in_place_of_type_and_count(
+    config: dict[str, Any], flags: dict[str, str]
+) -> None:
+    wanted = GOOD.replace(request={"ResourceConfig": config})
+    body = request.dry_run(wanted, PROJECT, NAME)
+    assert body["ResourceConfig"] == {**config, "VolumeSizeInGB": 100}
+    sent = body["HyperParameters"]
+    assert "sagemaker_instance_type" not in sent
+    assert sent.items() >= flags.items()
     assert list(aws.violations(body, aws.shape("CreateTrainingJobRequest"))) == []
+    (member,) = config
+    skipped = [each for each in preflight.run(wanted, PROJECT, offline=True) if member in each.key]
+    assert [each.level for each in skipped] == ["skipped"]
 
 
 URI = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:{}-sagemaker"
@@ -74,8 +85,6 @@ EFA = {"FI_PROVIDER": "efa"}
         ({"instance_type": "ml.p6-b200.48xlarge"}, EFA),
         ({"instance_type": "ml.p6-b300.48xlarge"}, EFA),
         ({"instance_type": "ml.p5en.48xlarge", "image": PY312}, EFA),
-        # The second type of a list may be the one that runs.
-        ({"instance_type": ["ml.p5.48xlarge", "ml.p5en.48xlarge"]}, EFA),
         # Types that it knows, and types without EFA.
         ({"instance_type": "ml.p5.48xlarge"}, {}),
         ({"instance_type": "ml.p4d.24xlarge"}, {}),

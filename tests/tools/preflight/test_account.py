@@ -248,41 +248,10 @@ def listed(values: dict[str, float]) -> list[dict[str, Any]]:
 USE = "for training job usage"
 
 
-def test_the_default_counts_for_a_type_of_the_list_that_was_not_granted(aws, good, monkeypatch):
-    """It was not read once the first type was among the granted ones."""
-    kinds = ["ml.p4d.24xlarge", "ml.p4de.24xlarge"]
-    quotas(monkeypatch, {f"{kinds[0]} {USE}": 4.0}, {f"{kind} {USE}": 0.0 for kind in kinds})
-    (found,) = findings(good.replace(instance_type=kinds))
-    assert found.startswith(f'error   instance_count: 2 is above the quota "{kinds[1]} {USE}"')
-
-
 def test_a_type_without_a_listed_quota_is_skipped(aws, good, monkeypatch):
     quotas(monkeypatch, {}, {})
     (found,) = findings(good)
     assert found.startswith(f'skipped quota: AWS lists no "ml.p4d.24xlarge {USE}"')
-
-
-GROUPS = [
-    {"InstanceGroupName": "a", "InstanceType": "ml.g5.12xlarge", "InstanceCount": 2},
-    {"InstanceGroupName": "b", "InstanceType": "ml.g6.12xlarge", "InstanceCount": 1},
-    {"InstanceGroupName": "c", "InstanceType": "ml.g5.12xlarge", "InstanceCount": 2},
-]
-
-
-def test_the_quotas_of_the_groups_types_count_and_not_the_unused_types(aws, good, monkeypatch):
-    job = good.replace(request={"ResourceConfig": {"InstanceGroups": GROUPS}})
-    unused = {f"ml.p4d.24xlarge {USE}": 0.0}
-    quotas(monkeypatch, unused, {f"ml.g5.12xlarge {USE}": 3.0, f"ml.g6.12xlarge {USE}": 1.0})
-    (found,) = findings(job)
-    key = "request.ResourceConfig.InstanceGroups.InstanceCount"
-    assert found.startswith(f'error   {key}: 4 is above the quota "ml.g5.12xlarge {USE}", 3')
-    quotas(
-        monkeypatch,
-        {"Maximum number of instances per training job": 4.0},
-        {f"{kind} {USE}": 9.0 for kind in ("ml.g5.12xlarge", "ml.g6.12xlarge")},
-    )
-    (found,) = findings(job)
-    assert "5 is above the quota" in found
 
 
 def test_preflight_prints_findings_and_writes_them_as_json(
@@ -331,7 +300,7 @@ def test_a_price_list_that_does_not_answer_costs_seconds(good, monkeypatch):
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
         monkeypatch.setenv("AWS_ENDPOINT_URL_PRICING", address)
         began = time.monotonic()
-        said = price.cost(good.replace(instance_type=["ml.g5.12xlarge", "ml.g5.48xlarge"]))
+        said = price.cost(good)
         assert time.monotonic() - began < 15  # boto3 waits 20 s for an answer
     assert "list price" in said or "not known" in said
 

@@ -1,9 +1,6 @@
 """Folders, files, code and variables of the hosts, as SageMaker gives them by the request."""
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,35 +55,6 @@ def test_the_request_is_followed(tmp_path: Path) -> None:
     assert modes == {"training": "FastFile", "other": "File"}
     of_host = variables(plan, tmp_path / "run", host)
     assert of_host["NCCL_DEBUG"] == "INFO" and of_host["AWS_REGION"] == "eu-west-1"
-
-
-CLUSTER = """
-import json
-from sagemaker_training.environment import Environment
-host = Environment()
-print(json.dumps([host.distribution_hosts, host.master_hostname]))
-"""
-
-
-def test_the_toolkit_starts_the_hosts_of_all_groups_as_one(tmp_path: Path) -> None:
-    """Without the request's flag each group is a cluster (sagemaker-training, environment.py)."""
-    groups = [
-        {"InstanceGroupName": "a", "InstanceType": "ml.g5.12xlarge", "InstanceCount": 1},
-        {"InstanceGroupName": "b", "InstanceType": "ml.g6.12xlarge", "InstanceCount": 2},
-    ]
-    members = {"ResourceConfig": {"InstanceGroups": groups}}
-    request = small_request(1, "torch_distributed", request=members)
-    hosts = create_hosts(small_plan(3, 1, request=request), tmp_path)
-    addresses = [host.address for host in hosts]
-    written = [configuration(host) for host in hosts]
-    resources = [each["resourceconfig"] for each in written]
-    assert [each["current_group_name"] for each in resources] == ["a", "b", "b"]
-    types = [each["current_instance_type"] for each in resources]
-    assert types == ["ml.g5.12xlarge", "ml.g6.12xlarge", "ml.g6.12xlarge"]
-    for host in (hosts[0], hosts[2]):
-        environment = {**os.environ, "SAGEMAKER_BASE_DIR": str(host.base)}
-        found = subprocess.check_output([sys.executable, "-c", CLUSTER], env=environment)
-        assert json.loads(found) == [addresses, addresses[0]]
 
 
 def test_local_folders_replace_those_of_channels_in_options_and_variables(

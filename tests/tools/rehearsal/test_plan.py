@@ -119,7 +119,7 @@ def test_defaults_come_from_the_job(
     job = JOB if not argv else JOB.replace("count = 1", "count = 4")
     plan = planned(tmp_path, *argv, job=job)
     assert (plan.hosts, plan.processes, plan.distribution) == size
-    assert plan.cluster[0].instance_type == "ml.g5.xlarge" and plan.region == "eu-west-1"
+    assert plan.instance_type == "ml.g5.xlarge" and plan.region == "eu-west-1"
 
 
 @pytest.mark.parametrize(
@@ -135,8 +135,16 @@ def test_smddp_is_rehearsed_on_an_instance_that_runs_it(
     job: str, rehearsed: str, noted: bool, tmp_path: Path
 ) -> None:
     plan = planned(tmp_path, "--hosts", "2", "--distribution", "smddp", job=job)
-    assert plan.cluster[0].instance_type == rehearsed
+    assert plan.instance_type == rehearsed
     assert any(rehearsed in note for note in plan.notes) == noted
+
+
+def test_a_rehearsal_of_groups_has_hosts_of_instance_type(tmp_path: Path) -> None:
+    group = '{ InstanceGroupName = "a", InstanceType = "ml.g5.12xlarge", InstanceCount = 3 }'
+    job = f"{JOB}[request]\nResourceConfig.InstanceGroups = [{group}]\n"
+    plan = planned(tmp_path, "--hosts", "2", job=job)
+    assert plan.request["ResourceConfig"]["InstanceType"] == "ml.g5.xlarge"
+    assert any("InstanceGroups of [request] is not rehearsed" in note for note in plan.notes)
 
 
 @pytest.mark.parametrize(

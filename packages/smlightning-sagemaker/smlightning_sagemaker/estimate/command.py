@@ -11,7 +11,7 @@ from smlightning_sagemaker.estimate import known as estimates
 from smlightning_sagemaker.estimate.fit import findings
 from smlightning_sagemaker.estimate.known import Known
 from smlightning_sagemaker.estimate.sizes import Memory, Run, gib, memory, total
-from smlightning_sagemaker.job import instances, resources
+from smlightning_sagemaker.job import instances
 from smlightning_sagemaker.job import job as jobs
 from smlightning_sagemaker.job.job import Job
 from smlightning_sagemaker.preflight import paths
@@ -32,9 +32,8 @@ def estimate(arguments: argparse.Namespace, project: Project) -> int:
         raise UserError(problem, f"pass some of its data: --channel {paths.DATASET}=FOLDER")
     run = estimates.run_of(job, options)
     if run is None:
-        kinds = " and ".join(resources.types(job))
         raise UserError(
-            f"the number of ranks on {kinds}, or the batch size of a rank, is unknown",
+            f"the number of ranks on {job.instance_type}, or the batch size of a rank, is unknown",
             "use instances with the same number of GPUs, and an option batch_size",
         )
     known = estimates.counted(job, project, options, channels)
@@ -44,9 +43,9 @@ def estimate(arguments: argparse.Namespace, project: Project) -> int:
         "sizes": asdict(known.sizes),
         "run": {**asdict(run), "global_batch": run.global_batch},
         "tokens": known.tokens,
-        "gpu_memory": resources.gpu_memory(job),
+        "gpu_memory": instances.gpu_memory(job.instance_type),
         "memory": {**held, "total": total(held)},
-        "main_memory": instances.host_memory(resources.smallest_host(job)),
+        "main_memory": instances.host_memory(job.instance_type),
         "host": {**on_host, "total": total(on_host)},
         "fits": not wrong,
         **length(known, run, arguments.samples_per_second),
@@ -84,7 +83,7 @@ def shown(job: Job, known: Known, run: Run, content: dict[str, Any]) -> list[str
     return [
         f"model   {sizes.parameters:,} parameters, {sizes.trainable:,} of them trained; "
         f"a checkpoint has {gib(sizes.checkpoint_bytes)}",
-        f"a rank  of {run.ranks} on {resources.shown(resources.groups(job))}, {strategy}, "
+        f"a rank  of {run.ranks} on {job.instance_count} × {job.instance_type}, {strategy}, "
         f"{16 if run.mixed else 32} bits, batch_size {run.batch_size}{tokens}; "
         f"its GPU has {gib(gpu_memory) if gpu_memory else 'no known memory'}",
         *rows(content["memory"]),

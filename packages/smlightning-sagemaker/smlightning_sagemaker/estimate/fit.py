@@ -6,7 +6,7 @@ from dataclasses import replace
 from smlightning_sagemaker.estimate.known import Known, may_shard, memory_of_host, run_of
 from smlightning_sagemaker.estimate.sizes import COPIES, STATE, Memory, Run, gib, memory, total
 from smlightning_sagemaker.findings import Finding, error, warning
-from smlightning_sagemaker.job import aws, instances, resources
+from smlightning_sagemaker.job import aws, instances
 from smlightning_sagemaker.job.job import Job
 
 # The share of a memory that a job may fill. On a GPU the rest is for CUDA's context, buffers of
@@ -17,12 +17,10 @@ SHOWN = 4  # families of instances in a sentence
 
 def findings(job: Job, known: Known) -> Iterator[Finding]:
     """Problems with the memory of each kind of instance that the job may run on."""
-    for alternative in resources.alternatives(job):
-        run = run_of(alternative, known.options)
-        if run is not None:
-            held = memory_of_host(alternative, known, run)
-            found = gpu_finding(alternative, known, run), host_finding(alternative, held)
-            yield from filter(None, found)
+    run = run_of(job, known.options)
+    if run is not None:
+        held = memory_of_host(job, known, run)
+        yield from filter(None, (gpu_finding(job, known, run), host_finding(job, held)))
 
 
 def gpu_finding(job: Job, known: Known, run: Run) -> Finding | None:
@@ -30,7 +28,7 @@ def gpu_finding(job: Job, known: Known, run: Run) -> Finding | None:
 
     None if it fits, or if the GPU's memory is not known.
     """
-    gpu_memory = resources.gpu_memory(job)
+    gpu_memory = instances.gpu_memory(job.instance_type)
     held = memory(known.sizes, run)
     if gpu_memory is None or total(held) <= USABLE * gpu_memory:
         return None
@@ -38,7 +36,7 @@ def gpu_finding(job: Job, known: Known, run: Run) -> Finding | None:
     problem = (
         f"a step of batch_size {run.batch_size} needs {gib(total(held))} on each rank "
         f"({gib(total(held, *STATE))} for weights, gradients and optimizer state); a GPU of "
-        f"{' or '.join(resources.types(job))} has {gib(USABLE * gpu_memory)} for it"
+        f"{job.instance_type} has {gib(USABLE * gpu_memory)} for it"
     )
     families = [
         family
@@ -75,7 +73,7 @@ def host_finding(job: Job, held: Memory) -> Finding | None:
 
     None if it fits, or if the host's memory is not known.
     """
-    kind = resources.smallest_host(job)
+    kind = job.instance_type
     main_memory = instances.host_memory(kind)
     if main_memory is None or total(held) <= USABLE * main_memory:
         return None

@@ -12,7 +12,7 @@ from typing import Any
 from smlightning.errors import UserError
 from smlightning.options import parse_command_line
 from smlightning_sagemaker.estimate.sizes import Memory, Run, Sizes, host_memory
-from smlightning_sagemaker.job import launchers, resources
+from smlightning_sagemaker.job import instances, launchers
 from smlightning_sagemaker.job.job import Job
 from smlightning_sagemaker.project import Project
 
@@ -63,12 +63,12 @@ def run_of(job: Job, options: Mapping[str, Any]) -> Run | None:
 
     Both examples have options of these names; a project with others has no estimate.
     """
-    gpus = resources.gpus(job)
+    gpus = instances.gpus(job.instance_type)
     batch, accumulate = options.get("batch_size"), options.get("accumulate_grad_batches", 1)
     if gpus is None or not isinstance(batch, int) or not isinstance(accumulate, int):
         return None
     processes = 1 if launchers.launcher(job) == "none" else max(gpus, 1)
-    ranks = resources.host_count(job) * processes
+    ranks = job.instance_count * processes
     shard_size = int(options.get("shard_size", 0))
     return Run(
         batch_size=batch,
@@ -81,11 +81,11 @@ def run_of(job: Job, options: Mapping[str, Any]) -> Run | None:
 
 def memory_of_host(job: Job, known: Known, run: Run) -> Memory:
     """Bytes of main memory on the first host of a job that trains so."""
-    gpus = resources.gpus(job) != 0
+    gpus = instances.gpus(job.instance_type) != 0
     workers = int(known.options.get("num_workers", 0))
     if workers < 0:
         workers = 2 if gpus else 0  # as data/batches.py has it
-    ranks = run.ranks // resources.host_count(job)
+    ranks = run.ranks // job.instance_count
     return host_memory(known.sizes, run, ranks, LOADERS * workers, gpus)
 
 
@@ -93,7 +93,7 @@ def precision(job: Job, options: Mapping[str, Any]) -> str:
     """The precision on the job's instances, as the CPU here has it: 16 bits are bf16-mixed."""
     chosen = str(options.get("precision", "32-true"))
     if chosen == "auto":
-        return "bf16-mixed" if resources.gpus(job) else "32-true"
+        return "bf16-mixed" if instances.gpus(job.instance_type) else "32-true"
     return "bf16-mixed" if chosen == "16-mixed" else chosen
 
 

@@ -11,7 +11,7 @@ from smlightning.errors import UserError
 from smlightning.reports import curves
 from smlightning_sagemaker.follow import job_log
 from smlightning_sagemaker.follow.job_log import Line
-from smlightning_sagemaker.job import aws, resources
+from smlightning_sagemaker.job import aws
 
 ENDED = ("Completed", "Failed", "Stopped")
 POLL_S = 5.0  # between two looks; AWS throttles more
@@ -328,8 +328,12 @@ def warm_pool(job: dict[str, Any], name: str, region: str) -> str:
 
 
 def _hosts(job: dict[str, Any]) -> int:
-    """The number of hosts; of the first candidate until AWS has selected one."""
-    return sum(group.count for group in resources.candidates(job["ResourceConfig"])[0])
+    """The number of hosts; of several preferences the first one's, until AWS has selected one."""
+    config = job["ResourceConfig"]
+    if "SelectedInstanceCount" in config:
+        return int(config["SelectedInstanceCount"])
+    groups = config.get("InstanceGroups") or config.get("InstancePreferences", [])[:1] or [config]
+    return sum(int(group.get("InstanceCount", 1)) for group in groups)
 
 
 def clock(seconds: float) -> str:

@@ -398,8 +398,8 @@ def print_user_errors() -> Iterator[None]:
 CURES = {
     r"CapacityError|[Ii]nsufficient ?(Instance)?Capacity|requested ML compute capacity": (
         "no such instances are free in the zones of your subnets: send the job again later; or "
-        'name several types, instance_type = ["ml.p4d.24xlarge", "ml.p4de.24xlarge"]; or add '
-        "subnets of other zones, another region, or a training plan, which reserves capacity"
+        "name several types in ResourceConfig.InstancePreferences of [request]; or add subnets of "
+        "other zones, another region, or a training plan, which reserves capacity"
     ),
     r"ResourceLimitExceeded|service limit|account-level": (
         "the account's quota is used up: ask for more in the Service Quotas console, or stop jobs"

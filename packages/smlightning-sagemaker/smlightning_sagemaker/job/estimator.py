@@ -84,13 +84,6 @@ def options(request: dict[str, Any]) -> dict[str, Any]:
             given[parameter] = members.pop(member)
     if members.pop("OutputDataConfig.CompressionType", "") == "NONE":
         given["disable_output_compression"] = True
-    if groups := members.pop("ResourceConfig.InstanceGroups", None):
-        from sagemaker.instance_group import InstanceGroup
-
-        given["instance_groups"] = [
-            InstanceGroup(group["InstanceGroupName"], group["InstanceType"], group["InstanceCount"])
-            for group in groups
-        ]
     unknown = sorted(member for member in members if member not in WRITTEN_OUT)
     if unknown:
         raise UserError(

@@ -8,7 +8,7 @@ from typing import Any
 
 from smlightning.cluster.location import SHARDING_NEEDS
 from smlightning.errors import UserError
-from smlightning_sagemaker.job import aws, instances, launchers, resources
+from smlightning_sagemaker.job import aws, instances, launchers
 from smlightning_sagemaker.job.job import Job
 
 Version = tuple[int, int]  # major and minor version of torch
@@ -292,11 +292,9 @@ def efa_variables(job: Job) -> dict[str, str]:
     if family is None or family.toolkit is None or launchers.launcher(job) != "torch_distributed":
         return {}
     toolkit = tuple(map(int, family.toolkit.split(".")))
-    for kind in resources.types_of(resources.members(job)):
-        since = EFA_SET_SINCE.get(kind)
-        if instances.efa(kind) and (since is None or toolkit < since):
-            return EFA_VARIABLES
-    return {}
+    since = EFA_SET_SINCE.get(job.instance_type)
+    is_set = since is not None and toolkit >= since
+    return EFA_VARIABLES if instances.efa(job.instance_type) and not is_set else {}
 
 
 # The account that holds the images, by region (SDK v2.257.7, image_uri_config/pytorch.json).
@@ -350,7 +348,7 @@ def image_uri(job: Job) -> str:
     family = profile(job)
     if family is None or "/" in job.image:
         return job.image
-    for_gpus = resources.gpus(job) != 0
+    for_gpus = instances.gpus(job.instance_type) != 0
     place = job.registry or registry(job.region)
     return f"{place}/{family.gpu if for_gpus else family.cpu}"
 

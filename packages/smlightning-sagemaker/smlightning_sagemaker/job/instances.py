@@ -102,9 +102,6 @@ _EFA_INTERFACES = {
     "ml.p6-b200.48xlarge": 8,
     "ml.p6-b300.48xlarge": 16,
 }
-# GPUs before Ampere compute nothing in bfloat16 (torch.cuda.is_bf16_supported: compute capability
-# 8), so that precision auto is another on them (training/precision.py).
-_WITHOUT_BF16 = ("p2", "p3", "p3dn", "g4dn")
 
 
 def family(instance_type: str) -> str:
@@ -153,11 +150,6 @@ def families_with(memory: int) -> list[str]:
     """Families whose GPUs have more than ``memory`` bytes, the smallest GPUs first."""
     enough = [name for name, size in _GPU_MEMORY_MIB.items() if size * 2**20 > memory]
     return sorted(enough, key=lambda name: _GPU_MEMORY_MIB[name])
-
-
-def bf16(instance_type: str) -> bool:
-    """Whether its GPUs compute in bfloat16."""
-    return family(instance_type) not in _WITHOUT_BF16
 
 
 def efa(instance_type: str) -> bool:

@@ -25,9 +25,10 @@ from smlightning_sagemaker.project import Project
 Value = str | int | float | bool
 Values = Annotated[list[Value], Field(min_length=1)]
 Channel = str | dict[str, Any]
-InstanceTypes = str | list[str]
 RANGE_EXAMPLE = 'write { min = 1e-4, max = 1e-2, scale = "Logarithmic" } or [16, 32, 64]'
 MOST = 10**9  # no number of a job is larger
+# Members of ResourceConfig that AWS takes in place of InstanceType and InstanceCount.
+OTHER_HOSTS = ("InstanceGroups", "InstancePreferences")
 CHANNEL_NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
@@ -130,16 +131,8 @@ class Job(Table):
     name: str = key("TrainingJobName", "its beginning; the time is added", derived=True)
     region: str = key("", "AWS's region")
     profile: str = key("", "profile of AWS's configuration that sends the job", default="")
-    # resources.py builds ResourceConfig from these two.
-    instance_type: InstanceTypes = key(
-        "ResourceConfig.InstanceType",
-        "type of the hosts, or a list: AWS uses the first type with enough capacity",
-        default="",
-        derived=True,
-    )
-    instance_count: int = key(
-        "ResourceConfig.InstanceCount", "hosts", default=0, derived=True, ge=1, le=MOST
-    )
+    instance_type: str = key("ResourceConfig.InstanceType", "type of the hosts", min_length=1)
+    instance_count: int = key("ResourceConfig.InstanceCount", "hosts", ge=1, le=MOST)
     distribution: Distribution = key("", "how processes are started", default="auto")
     image: str = key(
         "AlgorithmSpecification.TrainingImage",
@@ -206,6 +199,12 @@ class Job(Table):
     request: dict[str, Any] = key("", "other members of CreateTrainingJob", default=dict)
     tune: Tune = key("", "a search", default=Tune)
     create: Create = key("", "members of other requests, by kind", default=Create)
+
+    @property
+    def other_hosts(self) -> dict[str, Any]:
+        """Members of [request.ResourceConfig] that replace instance_type and instance_count."""
+        config = self.request.get("ResourceConfig", {})
+        return {name: config[name] for name in OTHER_HOSTS if name in config}
 
     def replace(self, **changes: Any) -> "Job":
         """A copy with other values for some keys, checked like those of a file.
@@ -310,12 +309,11 @@ def from_table(
     table: dict[str, Any], project: Project | None = None, file: str = "job.toml"
 ) -> Job:
     """The job of a job file's content; raises JobError with every problem."""
-    findings = list(_missing_hosts(table))
     try:
         job = Job.model_validate(table)
     except ValidationError as problems:
-        raise JobError([*findings, *_findings(problems, table, project, file)]) from None
-    findings += _request_problems(job)
+        raise JobError(list(_findings(problems, table, project, file))) from None
+    findings = list(_request_problems(job))
     if findings:
         raise JobError(findings)
     return job
@@ -332,21 +330,6 @@ def members_to_create(path: Path) -> Create:
         return OnlyCreate.model_validate(table).create
     except ValidationError as problems:
         raise JobError(list(_findings(problems, table))) from None
-
-
-def _missing_hosts(table: dict[str, Any]) -> Iterator[Finding]:
-    """An error for each key of the hosts that neither job.toml nor its [request] has."""
-    request = table.get("request")
-    config = request.get("ResourceConfig") if isinstance(request, dict) else None
-    config = config if isinstance(config, dict) else {}
-    needed = ["instance_type", "instance_count"]
-    if "InstanceGroups" in config:
-        needed = []
-    elif "InstancePreferences" in config:
-        needed = [] if "InstanceCount" in str(config["InstancePreferences"]) else needed[1:]
-    for name in needed:
-        if name not in table or (name == "instance_type" and table[name] in ("", [])):
-            yield error(name, "is missing", "set it in job.toml")
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from smlightning_sagemaker.job import resources
+from smlightning_sagemaker.job import instances
 from smlightning_sagemaker.job.job import Job
 
 # Variables of the container that the toolkit or a launcher sets, whatever a job's [environment]
@@ -64,7 +64,7 @@ def launcher(job: Job) -> str:
     """
     if job.distribution != "auto":
         return job.distribution
-    if resources.host_count(job) == 1 and resources.gpus(job) in (0, 1):
+    if job.instance_count == 1 and instances.gpus(job.instance_type) in (0, 1):
         return "none"
     return "torch_distributed"
 
@@ -98,14 +98,10 @@ def _hosts(job: Job) -> dict[str, Any]:
     group would be a cluster by itself: its hosts start a training of their own (environment.py,
     get_distribution_instance_groups_from_resource_config; SDK v2 takes one group's name only).
     """
-    groups = resources.groups(job)
-    described: dict[str, Any] = {}
-    kinds = resources.types_of(resources.members(job))
-    if len(kinds) == 1:
-        described["sagemaker_instance_type"] = kinds[0]
-    if len(groups) > 1:
-        described["sagemaker_distribution_instance_groups"] = [group.name for group in groups]
-    return described
+    if not job.other_hosts:
+        return {"sagemaker_instance_type": job.instance_type}
+    names = [group.get("InstanceGroupName") for group in job.other_hosts.get("InstanceGroups", [])]
+    return {"sagemaker_distribution_instance_groups": names} if names else {}
 
 
 def _mpi_options(job: Job) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 from smlightning import hub
 from smlightning.errors import UserError
 from smlightning_sagemaker.findings import each_of, error
-from smlightning_sagemaker.job import images, instances, launchers, request, resources
+from smlightning_sagemaker.job import images, instances, launchers, request
 from smlightning_sagemaker.job.job import Job, JobError
 from smlightning_sagemaker.preflight import paths
 from smlightning_sagemaker.preflight.hyperparameters import conflicts, hyperparameters
@@ -50,8 +50,8 @@ def manifest(
     """
     image = image or images.image_uri(job)
     check(job, project, volume=volume, image=image, hyperpod=hyperpod)
-    name, hosts = job.name.lower(), resources.host_count(job)
-    processes = 1 if launchers.launcher(job) == "none" else resources.gpus(job) or 1
+    name, hosts = job.name.lower(), job.instance_count
+    processes = 1 if launchers.launcher(job) == "none" else instances.gpus(job.instance_type) or 1
     run_policy: dict[str, Any] = {"activeDeadlineSeconds": job.max_run_s}
     if hyperpod:
         command = [
@@ -97,7 +97,7 @@ def pod(
     job: Job, command: list[str], *, volume: str, image: str, hyperpod: bool = False
 ) -> dict[str, Any]:
     """The template of the job's pods; each takes a whole node."""
-    (kind,) = resources.types(job)
+    kind = job.instance_type
     amounts = {
         "nvidia.com/gpu": instances.gpus(kind),
         "vpc.amazonaws.com/efa": instances.efa_interfaces(kind),
@@ -143,11 +143,11 @@ def options(job: Job) -> list[str]:
 
 def variables(job: Job, *, hyperpod: bool) -> list[dict[str, Any]]:
     """The container's variables; secrets come from one Secret of Kubernetes."""
-    (kind,) = resources.types(job)
+    kind = job.instance_type
     values = images.EFA_VARIABLES if instances.efa(kind) else {}
     values = {**values, **request.environment(job.replace(secrets={}, hub_token_secret=""))}
     if hyperpod:
-        values["NNODES"] = str(resources.host_count(job))  # hyperpodrun requires it
+        values["NNODES"] = str(job.instance_count)  # hyperpodrun requires it
     secrets = [*job.secrets, *([hub.TOKEN] if job.hub_token_secret else [])]
     name = f"{job.name.lower()}-secrets"
     return [
@@ -175,9 +175,8 @@ def is_missing(option: str, path: str, project: Project) -> bool:
 
 def check(job: Job, project: Project, *, volume: str, image: str, hyperpod: bool) -> None:
     """Reject a job that Kubernetes cannot run, or whose options train.py does not take."""
-    launcher, hosts = launchers.launcher(job), resources.host_count(job)
-    sent = resources.members(job)
-    kinds = resources.types_of(sent)
+    launcher, hosts = launchers.launcher(job), job.instance_count
+    kind = job.instance_type
     family = None if image != images.image_uri(job) else images.profile(job)
     reserved = next(filter(launchers.reserves, {**job.environment, **job.secrets}), "")
     request_keys = sorted({*job.request} - {"ResourceConfig"})
@@ -208,18 +207,10 @@ def check(job: Job, project: Project, *, volume: str, image: str, hyperpod: bool
                 ),
             ),
             (
-                len(kinds) != 1,
+                None in (instances.gpus(kind), instances.efa_interfaces(kind)),
                 error(
                     "instance_type",
-                    f"found {', '.join(kinds)}; expected one type for Kubernetes",
-                    "choose one",
-                ),
-            ),
-            (
-                None in map(instances.gpus, kinds) or None in map(instances.efa_interfaces, kinds),
-                error(
-                    "instance_type",
-                    f"GPUs or EFA interfaces of {', '.join(kinds)} are not known here",
+                    f"GPUs or EFA interfaces of {kind} are not known here",
                     "choose another type",
                 ),
             ),

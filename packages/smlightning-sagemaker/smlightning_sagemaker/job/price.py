@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from smlightning_sagemaker.job import aws, instances, resources
+from smlightning_sagemaker.job import aws, instances
 from smlightning_sagemaker.job.job import Job
-from smlightning_sagemaker.job.resources import Cluster
 
 HOME = "us-east-1"  # the pricing service lives in few regions
 PATIENCE_S = 3.0  # for a line of information
@@ -80,48 +79,22 @@ def cost(job: Job, *, offline: bool = False, tuning: bool = False) -> str:
     hours = f"{job.max_run_s / 3600:g} h (max_run_s)"
     if job.keep_alive_s:
         hours = f"({hours} + {job.keep_alive_s / 3600:g} h (keep_alive_s))"
-    kinds = resources.types_of(resources.members(job))
-    prices = _prices(job, kinds, offline)
-    listed = {}
-    for kind in kinds:
-        if not prices[kind] and kind in instances.LIST_PRICES:
-            price = instances.LIST_PRICES[kind]
-            prices[kind] = price.usd
-            listed[kind] = f" (list price of {price.on}, {price.region})"
-    # SageMaker may select any of the clusters; this is the most expensive one.
-    clusters = resources.candidates(resources.members(job))
-    cluster = max(clusters, key=lambda groups: _hourly(groups, prices))
-    count = sum(group.count for group in cluster)
-    hosts = f"{count} instance{'s' if count > 1 else ''}"
-    if len(kinds) > 1:
-        hosts = f"({resources.shown(cluster)})"
-    factors = f"{hosts} × {hours}"
+    kind, count = job.instance_type, job.instance_count
+    hourly, listed = job.price_per_hour, ""
+    if not hourly and not offline:
+        hourly = per_hour(job.region, [kind])[kind]
+    if not hourly and kind in instances.LIST_PRICES:
+        price = instances.LIST_PRICES[kind]
+        hourly, listed = price.usd, f" (list price of {price.on}, {price.region})"
+    factors = f"{count} instance{'s' if count > 1 else ''} × {hours}"
     if jobs > 1:
         factors = f"{jobs} jobs × {factors}"
-    if not all(prices.values()):
-        cure = "; set price_per_hour to see it in US dollars" if len(kinds) == 1 else ""
-        return f"cost    at most {factors}; the price is not known{cure}"
-    hourly = _hourly(cluster, prices)
-    usd = " and ".join(dict.fromkeys(f"{prices[group.instance_type]:g}" for group in cluster))
-    most = jobs * hourly * (job.max_run_s + job.keep_alive_s) / 3600
-    text = f"cost    {together * hourly:,.2f} USD an hour, at most {most:,.2f} USD: "
-    text += f"{factors} × {usd} USD"
-    text += "".join(listed.get(kind, "") for kind in resources.types_in(cluster))
+    if not hourly:
+        cure = "set price_per_hour to see it in US dollars"
+        return f"cost    at most {factors}; the price is not known; {cure}"
+    most = jobs * count * hourly * (job.max_run_s + job.keep_alive_s) / 3600
+    text = f"cost    {together * count * hourly:,.2f} USD an hour, at most {most:,.2f} USD: "
+    text += f"{factors} × {hourly:g} USD{listed}"
     if job.spot.enabled:
         text += " on demand; spot costs less, and AWS publishes no price in advance"
     return text
-
-
-def _prices(job: Job, kinds: list[str], offline: bool) -> dict[str, float]:
-    """Type → US dollars for one instance and hour; 0 if unknown.
-
-    price_per_hour of job.toml is the price of one type.
-    """
-    if job.price_per_hour and len(kinds) == 1:
-        return {kinds[0]: job.price_per_hour}
-    return dict.fromkeys(kinds, 0.0) if offline else per_hour(job.region, kinds)
-
-
-def _hourly(cluster: Cluster, prices: dict[str, float]) -> float:
-    """US dollars for all hosts of a cluster and an hour."""
-    return sum(group.count * prices[group.instance_type] for group in cluster)

@@ -14,7 +14,7 @@ from typing import Any
 from smlightning import hub
 from smlightning.reports import log
 from smlightning_sagemaker.findings import error
-from smlightning_sagemaker.job import aws, images, launchers, resources
+from smlightning_sagemaker.job import aws, images, launchers
 from smlightning_sagemaker.job.job import (
     FILE_SYSTEM_CHANNEL,
     KEYS,
@@ -90,7 +90,9 @@ def training_request(
     request = merge(request, stated)
     if job.spot.enabled:
         request["StoppingCondition"]["MaxWaitTimeInSeconds"] = job.spot.max_wait_s
-    request["ResourceConfig"] = {**resources.members(job), **request.get("ResourceConfig", {})}
+    if job.other_hosts:
+        del request["ResourceConfig"]["InstanceType"]
+        del request["ResourceConfig"]["InstanceCount"]
     if checkpoints := checkpoint_path(job, destination, name):
         set_member(request, "CheckpointConfig.S3Uri", checkpoints)
     if variables := environment(job):

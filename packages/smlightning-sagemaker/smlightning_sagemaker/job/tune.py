@@ -14,7 +14,7 @@ from typing import Any
 from smlightning.errors import UserError
 from smlightning.options import declared_options
 from smlightning_sagemaker.findings import Finding, error, from_error, has_errors, warning
-from smlightning_sagemaker.job import request, resources
+from smlightning_sagemaker.job import request
 from smlightning_sagemaker.job.job import KEYS, Job, JobError, Range, Value, leaves
 from smlightning_sagemaker.job.request import Destination
 from smlightning_sagemaker.preflight.hyperparameters import CONFLICT, conflicts, hyperparameters
@@ -57,8 +57,6 @@ def check(job: Job, project: Project) -> Iterator[Finding]:
             yield error(key, "is not possible in a tuning job", cure)
         else:
             yield warning(key, "is not possible in a tuning job", "its jobs run without it")
-    if len(resources.alternatives(job)) > 1:
-        yield error("instance_type", "a tuning job has one type", "keep only the first")
     if job.spot.enabled:
         problem = "the jobs of a search keep no checkpoints, so interrupted jobs start anew"
         yield warning("spot", problem, "set spot.enabled = false to lose no work")

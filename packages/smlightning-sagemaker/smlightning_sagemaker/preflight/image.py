@@ -16,17 +16,15 @@ from smlightning_sagemaker.findings import (
     skipped,
     warning,
 )
-from smlightning_sagemaker.job import aws, images, instances, launchers, resources
+from smlightning_sagemaker.job import aws, images, instances, launchers
 from smlightning_sagemaker.job.images import AwsImage, Profile
 from smlightning_sagemaker.job.job import Job
-from smlightning_sagemaker.preflight.cluster import for_all_candidates
 from smlightning_sagemaker.project import Project
 
 TRAINING = ("pytorch", "pytorch-training")  # AWS's repositories whose images train PyTorch
 LIGHTNING_NEEDS = (2, 1)  # the oldest torch of the pytorch-lightning in src/requirements.txt
 
 
-@for_all_candidates
 def image(job: Job, project: Project) -> Iterator[Finding]:
     """A profile of this project, or an image in the job's region."""
     if job.image == "auto" or job.image in images.PROFILES:
@@ -91,8 +89,8 @@ def image_of_owner(job: Job) -> Iterator[Finding]:
         yield warning("registry", "it has no effect: image is in another registry", "remove it")
     if wrong:
         yield from wrong
-    elif resources.gpus(job) != 0 and names_cpu(job.image):
-        problem = f"its tag says CPU, and the GPUs of {kinds(job)} would idle"
+    elif instances.gpus(job.instance_type) != 0 and names_cpu(job.image):
+        problem = f"its tag says CPU, and the GPUs of {job.instance_type} would idle"
         yield error("image", problem, "use a GPU image")
     elif image:
         yield from image_of_aws(job, image)
@@ -128,7 +126,7 @@ def image_of_aws(job: Job, image: AwsImage) -> Iterator[Finding]:
                 "correct the account",
             ),
         ),
-        ("arm64" in name, wrong(f"{name} is for ARM, and {kinds(job)} is x86", take)),
+        ("arm64" in name, wrong(f"{name} is for ARM, and {job.instance_type} is x86", take)),
         (
             "inference" in image.repository or image.repository == "ray",
             wrong(f"{name} is for inference, and starts no training", take),
@@ -162,11 +160,6 @@ def image_of_aws(job: Job, image: AwsImage) -> Iterator[Finding]:
     yield from of_profile(job, image.profile) if problem is None else [problem]
 
 
-def kinds(job: Job) -> str:
-    """The job's instance types, in a sentence."""
-    return " or ".join(resources.types(job))
-
-
 def from_private_registry(job: Job) -> bool:
     algorithm = job.request.get("AlgorithmSpecification", {})
     access = algorithm.get("TrainingImageConfig", {})
@@ -191,10 +184,10 @@ def profile_fits(job: Job, profile: Profile) -> Iterator[Finding]:
             ),
         ),
         (
-            resources.gpus(job) == 0 and not profile.cpu,
+            instances.gpus(job.instance_type) == 0 and not profile.cpu,
             error(
                 "image",
-                f"{profile.name} is an image for GPUs and {kinds(job)} has none",
+                f"{profile.name} is an image for GPUs and {job.instance_type} has none",
                 'set image = "auto"',
             ),
         ),
@@ -206,14 +199,14 @@ def cuda_fits(job: Job, profile: Profile) -> Iterator[Finding]:
     if profile.cuda is None:
         return
     version = ".".join(map(str, profile.cuda))
-    for family in dict.fromkeys(map(instances.family, resources.types(job))):
-        problem = f"CUDA {version} of {profile.name} does not support the GPUs of {family}"
-        if family == "p2":
-            yield error("image", problem, "use a newer instance")
-        elif family.startswith("p3") and profile.cuda >= (13, 0):
-            yield error("image", problem, 'use a newer instance, or image = "smddp"')
-        elif family.startswith(("p6", "g7")) and profile.cuda < (12, 8):
-            yield error("image", problem, 'set image = "current"')
+    family = instances.family(job.instance_type)
+    problem = f"CUDA {version} of {profile.name} does not support the GPUs of {family}"
+    if family == "p2":
+        yield error("image", problem, "use a newer instance")
+    elif family.startswith("p3") and profile.cuda >= (13, 0):
+        yield error("image", problem, 'use a newer instance, or image = "smddp"')
+    elif family.startswith(("p6", "g7")) and profile.cuda < (12, 8):
+        yield error("image", problem, 'set image = "current"')
 
 
 def faults(job: Job, profile: Profile, today: date) -> Iterator[Finding]:
@@ -230,7 +223,7 @@ def faults(job: Job, profile: Profile, today: date) -> Iterator[Finding]:
         newer = "update this project (make update)" if newest else f"set {other_image(job)}"
         cure = "; or ".join([*so, newer])
         yield warning("image", f"{name} {', '.join(reasons)}", cure)
-    by_efa = resources.host_count(job) > 1 and any(map(instances.efa, resources.types(job)))
+    by_efa = job.instance_count > 1 and instances.efa(job.instance_type)
     for defect in defects:
         if not defect.security and by_efa:
             yield warning("image", f"{name} {defect.does} ({defect.name})", defect.so)
@@ -248,11 +241,10 @@ def own_image(job: Job) -> dict[str, str]:
     return {"image": "auto"}
 
 
-@for_all_candidates
 def options(job: Job, project: Project) -> Iterator[Finding]:
     """The image's torch can run the options of train.py, where several processes train."""
     profile = images.profile(job)
-    is_one = resources.gpus(job) in (0, 1) and resources.host_count(job) == 1
+    is_one = instances.gpus(job.instance_type) in (0, 1) and job.instance_count == 1
     if profile is None or is_one or launchers.launcher(job) == "none":
         return
     try:

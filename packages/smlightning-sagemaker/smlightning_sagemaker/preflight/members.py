@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from smlightning_sagemaker.findings import Finding, error, warning
-from smlightning_sagemaker.job import aws, images, instances, launchers, resources
+from smlightning_sagemaker.job import aws, images, instances, launchers
 from smlightning_sagemaker.job.job import KEY_OF_MEMBER, Create, Job, cure_for_misplaced_key
 from smlightning_sagemaker.preflight import connections
 from smlightning_sagemaker.preflight.secrets import texts
@@ -156,7 +156,7 @@ def environment(job: Job, request: dict[str, Any], project: Project) -> Iterator
         problem = "it hides GPUs, and SageMaker starts a process for each GPU of the host"
         yield level("environment.CUDA_VISIBLE_DEVICES", problem, "use a smaller instance")
     for name in SOCKETS:
-        if variables.get(name, "").lstrip("=") == "lo" and resources.host_count(job) > 1:
+        if variables.get(name, "").lstrip("=") == "lo" and job.instance_count > 1:
             problem = "lo is the loopback interface, through which hosts do not reach each other"
             yield error(f"environment.{name}", problem, "remove it")
     if "AWS_PROFILE" in variables and not any(name in variables for name in PROFILE_FILES):

@@ -7,7 +7,7 @@ from functools import partial
 from smlightning import hub
 from smlightning.stored_secrets import REFERENCE
 from smlightning_sagemaker.findings import Finding, each_of, error, first_of, warning
-from smlightning_sagemaker.job import aws, images, launchers, resources
+from smlightning_sagemaker.job import aws, images, launchers
 from smlightning_sagemaker.job.job import Job
 from smlightning_sagemaker.preflight import requirements
 from smlightning_sagemaker.project import Project
@@ -70,14 +70,6 @@ def spot(job: Job, project: Project) -> Iterator[Finding]:
                 "keep_alive_s",
                 "spot instances cannot be kept",
                 "set it to 0, or spot.enabled = false",
-            ),
-        ),
-        (
-            len(resources.alternatives(job)) > 1,
-            error(
-                "instance_type",
-                "AWS starts no spot job on a list of types",
-                "give one type, or set spot.enabled = false",
             ),
         ),
         (

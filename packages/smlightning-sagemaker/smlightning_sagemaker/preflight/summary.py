@@ -6,7 +6,7 @@ from pathlib import Path
 
 from smlightning.options import declared_options
 from smlightning_sagemaker.findings import Finding
-from smlightning_sagemaker.job import images, launchers, resources
+from smlightning_sagemaker.job import images, instances, launchers
 from smlightning_sagemaker.job.job import Job
 from smlightning_sagemaker.project import Project
 
@@ -18,13 +18,13 @@ def summary(job: Job, project: Project) -> str:
     """Hosts, launcher, image, ranks, and the global batch that the learning rate is for."""
     launcher, profile = launchers.launcher(job), images.profile(job)
     image = f"torch {profile.torch} on Python {profile.python}" if profile else job.image
-    line = f"job     {resources.shown(resources.groups(job))}, {launcher}, {image}"
-    gpus = resources.gpus(job)
+    line = f"job     {job.instance_count} × {job.instance_type}, {launcher}, {image}"
+    gpus = instances.gpus(job.instance_type)
     batch, accumulated = (option(job, project, name) for name in ("batch_size", ACCUMULATE))
     if gpus is None or batch is None:
         return line
     processes = 1 if launcher == "none" else max(gpus, 1)
-    ranks = resources.host_count(job) * processes
+    ranks = job.instance_count * processes
     factors = [f"{ranks} ranks", f"batch_size {batch}"]
     if accumulated and accumulated > 1:
         factors.append(f"{ACCUMULATE} {accumulated}")
@@ -56,8 +56,8 @@ def rehearsal(job: Job, project: Project, job_file: Path | None = None) -> list[
         project: whose src/ is rehearsed.
         job_file: by default the project's job.toml.
     """
-    hosts = min(resources.host_count(job), REHEARSED_HOSTS)
-    processes = min(resources.gpus(job) or 1, REHEARSED_HOSTS)
+    hosts = min(job.instance_count, REHEARSED_HOSTS)
+    processes = min(instances.gpus(job.instance_type) or 1, REHEARSED_HOSTS)
     return [
         *(sys.executable, "-m", "smlightning_sagemaker", "rehearse"),
         *("--hosts", str(hosts)),

@@ -17,7 +17,7 @@ from smlightning_sagemaker.rehearsal.plan import Plan
 STUBS = Path(__file__).parent / "stubs"
 TENSORS = Path(tensors.__file__)
 LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
-INSTANCE_GROUP = "homogeneousCluster"  # SageMaker's name if the request has no groups
+INSTANCE_GROUP = "homogeneousCluster"  # SageMaker's name of the hosts of a job without groups
 # Below /opt/ml, which each host has for itself.
 FOLDERS = ("input/config", "input/data", "model", "output/data", "checkpoints", "home")
 # The toolkit would install the first here; runs and tools leave the others in src/.
@@ -104,26 +104,18 @@ def hyperparameters(plan: Plan, host: Host) -> dict[str, str]:
 
 def resources(plan: Plan, host: Host, addresses: list[str]) -> dict[str, Any]:
     """resourceconfig.json, with loopback addresses in place of ``algo-1``, ``algo-2``, …"""
-    groups = []
-    rest = addresses
-    for group in plan.cluster:
-        count = group.count if len(plan.cluster) > 1 else len(addresses)
-        members, rest = rest[:count], rest[count:]
-        groups.append(
-            {
-                "instance_group_name": group.name or INSTANCE_GROUP,
-                "instance_type": group.instance_type,
-                "hosts": members,
-            }
-        )
-    own = next(group for group in groups if host.address in group["hosts"])
+    group = {
+        "instance_group_name": INSTANCE_GROUP,
+        "instance_type": plan.instance_type,
+        "hosts": addresses,
+    }
     return {
         "current_host": host.address,
         "hosts": addresses,
         "network_interface_name": LOOPBACK,
-        "current_instance_type": own["instance_type"],
-        "current_group_name": own["instance_group_name"],
-        "instance_groups": groups,
+        "current_instance_type": plan.instance_type,
+        "current_group_name": INSTANCE_GROUP,
+        "instance_groups": [group],
     }
 
 

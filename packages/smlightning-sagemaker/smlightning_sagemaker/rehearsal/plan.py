@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from smlightning.cluster.location import DEFAULT_PORT
-from smlightning_sagemaker.job import resources
 from smlightning_sagemaker.job.images import Profile
-from smlightning_sagemaker.job.resources import Cluster
 
 FAIL_RANK = "fail-rank"  # the rank raises an error
 KILL_RANK = "kill-rank"  # the rank gets SIGKILL
@@ -58,9 +56,9 @@ class Plan:
         return self.hosts * self.processes
 
     @property
-    def cluster(self) -> Cluster:
-        """Groups of hosts, in the order of the hosts."""
-        return resources.candidates(self.request["ResourceConfig"])[0]
+    def instance_type(self) -> str:
+        """The type of all hosts."""
+        return str(self.request["ResourceConfig"]["InstanceType"])
 
     @property
     def region(self) -> str:

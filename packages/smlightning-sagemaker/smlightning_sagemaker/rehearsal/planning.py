@@ -13,7 +13,7 @@ from typing import Any
 from smlightning import hub
 from smlightning.cluster.location import SMDDP_INSTANCES, runs_smddp
 from smlightning.errors import UserError
-from smlightning_sagemaker.job import aws, images, launchers, request, resources
+from smlightning_sagemaker.job import aws, images, launchers, request
 from smlightning_sagemaker.job import job as jobs
 from smlightning_sagemaker.job.job import Job, channel_folders
 from smlightning_sagemaker.preflight import requirements
@@ -99,7 +99,7 @@ def cluster_size(arguments: argparse.Namespace, job: Job) -> ClusterSize:
     distribution = arguments.distribution
     if distribution in (None, "auto"):
         distribution = launchers.launcher(job)
-    hosts = resources.host_count(job) if arguments.hosts is None else arguments.hosts
+    hosts = job.instance_count if arguments.hosts is None else arguments.hosts
     processes = arguments.processes
     if processes is None:
         processes = 1 if distribution == "none" else 2
@@ -141,17 +141,22 @@ def rehearsed_job(
             "--lose-host rehearses that"
         )
         job = job.replace(forward_stop=True)
-    other = [kind for kind in resources.types(job) if not runs_smddp(kind)]
-    kind = ""
-    if cluster.distribution == "smddp" != job.distribution and other:
+    kind = job.instance_type
+    if cluster.distribution == "smddp" != job.distribution and not runs_smddp(kind):
         kind = SMDDP_INSTANCES[0]
-        notes.append(f"SMDDP does not run on {other[0]}: the rehearsal uses {kind}")
+        notes.append(f"SMDDP does not run on {job.instance_type}: the rehearsal uses {kind}")
+    notes += [f"{name} of [request] is not rehearsed: {kind} is" for name in job.other_hosts]
     environment = {
         name: value
         for name, value in job.environment.items()
         if not name.startswith(REMOTE_VARIABLES)
     }
-    changed = resources.resized(job, cluster.hosts, kind).replace(
+    config = job.request.get("ResourceConfig", {})
+    kept = {name: value for name, value in config.items() if name not in job.other_hosts}
+    changed = job.replace(
+        instance_type=kind,
+        instance_count=cluster.hosts,
+        request={**job.request, "ResourceConfig": kept},
         distribution=cluster.distribution,
         hyperparameters=values,
         hub_token_secret="",

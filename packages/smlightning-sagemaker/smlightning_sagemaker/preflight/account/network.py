@@ -6,7 +6,7 @@ from ipaddress import ip_network
 from typing import Any
 
 from smlightning_sagemaker.findings import Finding, error, warning
-from smlightning_sagemaker.job import aws, instances, resources
+from smlightning_sagemaker.job import aws, instances
 from smlightning_sagemaker.preflight.account.context import Context
 from smlightning_sagemaker.preflight.connections import PROXIES, Connection
 
@@ -39,8 +39,7 @@ def vpc(context: Context) -> Iterator[Finding]:
     if len(vpcs) > 1:
         problem = f"subnets and security groups are in {len(vpcs)} VPCs ({', '.join(vpcs)})"
         yield error("network", problem, "use subnets and groups of one VPC")
-    clusters = resources.candidates(context.request["ResourceConfig"])
-    if any(sum(group.count for group in cluster) > 1 for cluster in clusters):
+    if context.job.instance_count > 1:
         yield from between_hosts(context, subnets, groups)
     # Last: if the caller may not ask for routes, the findings above stay.
     yield from way_out(context, subnets)
@@ -48,7 +47,7 @@ def vpc(context: Context) -> Iterator[Finding]:
 
 def between_hosts(context: Context, subnets: Entries, groups: Entries) -> Iterator[Finding]:
     """Security groups let the hosts reach each other, and hosts with EFA are in one zone."""
-    with_efa = any(map(instances.efa, resources.types_of(context.request["ResourceConfig"])))
+    with_efa = instances.efa(context.job.instance_type)
     zones = sorted({subnet["AvailabilityZone"] for subnet in subnets})
     if with_efa and len(zones) > 1:
         shown = ", ".join(zones)

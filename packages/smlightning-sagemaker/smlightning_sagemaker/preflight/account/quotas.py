@@ -4,7 +4,6 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from smlightning_sagemaker.findings import Finding, error, skipped
-from smlightning_sagemaker.job import resources
 from smlightning_sagemaker.preflight.account.context import Context
 
 
@@ -13,27 +12,21 @@ def quota(context: Context) -> Iterator[Finding]:
     job, region = context.job, context.job.region
     use = "spot training job usage" if job.spot.enabled else "training job usage"
     parallel = job.tune.parallel if context.tuning else 1
-    jobs = resources.alternatives(job)
-    key = resources.key(job, "InstanceCount")
-    hosts = max(map(resources.host_count, jobs), default=0)
+    key, kind, hosts = "instance_count", job.instance_type, job.instance_count
+    of_instances = f"{kind} for {use}"
     # Name of the quota → key of job.toml and its value.
     wanted: dict[str, tuple[str, float]] = {
         "Longest run time for a training job": ("max_run_s", job.max_run_s),
         "Maximum number of instances per training job": (key, hosts),
         "Number of instances across training jobs": (key, hosts * parallel),
+        of_instances: (key, hosts * parallel),
     }
-    of_instances = []
-    for alternative in jobs:
-        for kind, count in resources.counts(alternative).items():
-            of_instances.append(f"{kind} for {use}")
-            wanted[of_instances[-1]] = (key, count * parallel)
-            if job.keep_alive_s:
-                wanted[f"{kind} for training warm pool usage"] = (key, count)
+    if job.keep_alive_s:
+        wanted[f"{kind} for training warm pool usage"] = (key, hosts)
     quotas = granted(context, wanted)
-    for name in of_instances:
-        if name not in quotas:
-            problem = f'AWS lists no "{name}" in {region}'
-            yield skipped("quota", problem, "look in the Service Quotas console")
+    if of_instances not in quotas:
+        problem = f'AWS lists no "{of_instances}" in {region}'
+        yield skipped("quota", problem, "look in the Service Quotas console")
     for name, (key, value) in wanted.items():
         if name in quotas and value > quotas[name]["Value"]:
             problem = f'{value} is above the quota "{name}", {quotas[name]["Value"]:g} in {region}'

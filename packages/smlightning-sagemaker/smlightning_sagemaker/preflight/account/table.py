@@ -11,7 +11,7 @@ from typing import Any
 
 from smlightning import stored_secrets
 from smlightning.stored_secrets import Reference
-from smlightning_sagemaker.job import images, inference_images, queues, request, resources
+from smlightning_sagemaker.job import images, inference_images, queues, request
 from smlightning_sagemaker.job.job import Job
 from smlightning_sagemaker.preflight import requirements
 
@@ -518,7 +518,7 @@ def context_of_request(request: dict[str, Any]) -> dict[str, Any]:
         "sagemaker:VpcSecurityGroupIds": vpc.get("SecurityGroupIds"),
         "aws:TagKeys": [tag["Key"] for tag in tags],
         **{f"aws:RequestTag/{tag['Key']}": tag["Value"] for tag in tags},
-        "sagemaker:InstanceTypes": resources.types_of(config),
+        "sagemaker:InstanceTypes": config.get("InstanceType"),
         "sagemaker:MaxRuntimeInSeconds": request["StoppingCondition"].get("MaxRuntimeInSeconds"),
         "sagemaker:InterContainerTrafficEncryption": bool(
             request.get("EnableInterContainerTrafficEncryption")
