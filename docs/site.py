@@ -19,6 +19,7 @@ AT_ROOT = {
     "CHANGELOG": "changelog",
     "examples/image-classification/README": "image_classification",
     "examples/image-to-text/README": "image_to_text",
+    "examples/cluster/README": "cluster",
 }
 LINK = re.compile(r"(\]\(|\]: )([^)\s#]+)")
 ELSEWHERE = (".ipynb",)  # on GitHub only

@@ -1,4 +1,4 @@
-"""Training in a real Slurm of two hosts on this machine, with the job script of docs/slurm.md."""
+"""Training in a real Slurm of two hosts on this machine, with examples/cluster/job.sh."""
 
 import re
 import sys
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import slurm
-from projects import Project, bake, need, wait_until, weights
+from projects import TEMPLATE, Project, bake, need, wait_until, weights
 from smlightning.cluster.slurm import host_names
 
 OPTIONS = ["--epochs", "4", "--lr", "0.01", "--batch_size", "8", "--log_every", "1"]
@@ -65,11 +65,10 @@ def test_host_names_equal_those_of_scontrol(cluster: dict[str, str]) -> None:
         assert host_names(text) == names.split()
 
 
-def job_script(project: Project, command: str) -> str:
-    """The script of docs/slurm.md for hosts with two GPUs, with another command."""
-    found = re.search(r"```bash\n(#!.*?)```", project.read("docs/slurm.md"), re.DOTALL)
-    assert found
-    text = found[1].replace("-node=4", "-node=2").replace("cpus-per-task=6", "cpus-per-task=1")
+def job_script(command: str) -> str:
+    """The script for hosts with two GPUs, with another command."""
+    text = (TEMPLATE / "examples/cluster/job.sh").read_text(encoding="utf-8")
+    text = text.replace("-node=4", "-node=2").replace("cpus-per-task=6", "cpus-per-task=1")
     assert ".venv/bin/python src/train.py" in text
     return text.replace(".venv/bin/python src/train.py", command)
 
@@ -80,7 +79,7 @@ def test_a_job_stopped_by_slurm_is_requeued_and_resumes_exactly(
 ) -> None:
     project, _ = by_srun
     train = " ".join([sys.executable, *command[1:], "stopped"])
-    (project.path / "job.sh").write_text(job_script(project, train), encoding="utf-8")
+    (project.path / "job.sh").write_text(job_script(train), encoding="utf-8")
     number = project.run("sbatch", "--parsable", "job.sh", **cluster).stdout.strip()
     log = project.path / f"slurm-{number}.out"
 

@@ -322,47 +322,6 @@ def account(arguments: argparse.Namespace, project: Project) -> int:
 
 
 @command(
-    "manifest",
-    "print a Kubernetes manifest that runs the job: Kubeflow's PyTorchJob",
-    option(
-        "--volume",
-        "name of a PersistentVolumeClaim, or folder of the nodes, for checkpoints and results",
-        required=True,
-        metavar="CLAIM|/DIR",
-    ),
-    option(
-        "--image",
-        "image with src/ and its packages (that of job.toml)",
-        default="",
-        metavar="URI",
-    ),
-    option("--hyperpod", "print HyperPod's HyperPodPyTorchJob", action="store_true"),
-    example="--volume checkpoints > job.yaml",
-)
-def print_manifest(arguments: argparse.Namespace, project: Project) -> int:
-    """Print the manifest as YAML, and warn if the image holds no code."""
-    import yaml
-
-    from smlightning_sagemaker.job import images, job
-    from smlightning_sagemaker.job.manifest import manifest
-
-    wanted = job.load(arguments.job, project)
-    content = manifest(
-        wanted,
-        project,
-        volume=arguments.volume,
-        image=arguments.image,
-        hyperpod=arguments.hyperpod,
-    )
-    if not arguments.image and images.profile(wanted):
-        problem = "AWS's image has neither src/ nor its packages"
-        cure = "build an image from it (docs/kubernetes.md), and pass --image"
-        print(findings.warning("image", problem, cure), file=sys.stderr)
-    print(yaml.safe_dump(content, sort_keys=False, width=100).rstrip())
-    return 0
-
-
-@command(
     "submit",
     "send the job and follow it; Ctrl-C leaves it running",
     ACCEPT,

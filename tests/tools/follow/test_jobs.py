@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from moto_account import ACCOUNT, REGION, record, refusal
+from moto_account import REGION, record, refusal
 from smlightning.errors import UserError
 from smlightning_sagemaker import project as projects
 from smlightning_sagemaker.__main__ import main

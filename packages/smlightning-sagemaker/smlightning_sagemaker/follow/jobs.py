@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Collection
-from typing import Any
 
 from smlightning import terminal
 from smlightning_sagemaker.follow.follow import ENDED, KEEP_ALIVE, clock, describe
