@@ -103,12 +103,20 @@ def signed_in() -> bool:
         return False
 
 
-def client(service: str, region: str) -> Any:
-    """A boto3 client that gives up in seconds, not minutes."""
+def client(service: str, region: str, *, patience_s: float = 0.0) -> Any:
+    """A boto3 client that gives up in seconds, not minutes.
+
+    Args:
+        service: as boto3 names it.
+        region: of the service.
+        patience_s: seconds for the only attempt; 0: four attempts of the usual length.
+    """
     from botocore.config import Config
 
     patience = Config(
-        connect_timeout=5, read_timeout=20, retries={"max_attempts": 3, "mode": "standard"}
+        connect_timeout=patience_s or 5,
+        read_timeout=patience_s or 20,
+        retries={"max_attempts": 0 if patience_s else 3, "mode": "standard"},
     )
     with _creating:  # threads may share clients, and no session
         return session().client(service, region_name=region, config=patience)

@@ -165,7 +165,7 @@ def model_request(
 
 def cost(region: str, options: Options) -> str:
     """The line with the cost of the endpoint."""
-    hourly = price.per_hour(region, [options.instance], "Hosting")[options.instance]
+    hourly = price.per_hour(region, options.instance, "Hosting")
     total = f"{options.count * hourly:,.2f} USD an hour" if hourly else "at an unknown price"
     return f"{options.count} × {options.instance}, {total}, until you undeploy it"
 

@@ -1,9 +1,7 @@
-"""Facts about SageMaker's instances: GPUs, memory, disks, network, list prices."""
+"""Facts about SageMaker's instances: GPUs, memory, disks, network."""
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
-from datetime import date
 
 # GPUs per instance, by its size, of the families that SageMaker trains on, as of November 2026
 # (https://aws.amazon.com/ec2/instance-types/accelerated-computing/).
@@ -160,19 +158,3 @@ def efa(instance_type: str) -> bool:
 def efa_interfaces(instance_type: str) -> int | None:
     """EFA interfaces of one instance; 0 without EFA, None for a type that is not in the table."""
     return _EFA_INTERFACES.get(instance_type) if efa(instance_type) else 0
-
-
-@dataclass(frozen=True)
-class ListPrice:
-    """The list price of one instance and hour of training on demand."""
-
-    usd: float
-    on: date
-    region: str
-
-
-# AWS's Price List service as a public program recorded it on that day ("VERIFIED 2026-07-02 against
-# the AWS Pricing API (AmazonSageMaker, regionCode us-east-1, Training usagetype)"). A second one
-# recorded the same 7.09 for us-west-2 on 2026-09-01. No record of ml.p4d was found for training in
-# us-east-1, so it has no entry.
-LIST_PRICES = {"ml.g5.12xlarge": ListPrice(7.09, date(2026, 7, 2), "us-east-1")}
