@@ -4,15 +4,17 @@ A user's settings of pip, git, AWS, Hugging Face, the locale and the terminal ch
 do and print. A project's tests keep them (smlightning_sagemaker.testing.environment).
 """
 
+import ast
 import atexit
 import os
+import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from smlightning_sagemaker.preflight import requirements
 from smlightning_sagemaker.testing.environment import of_tests
 
 # Programs and libraries, temporary files, the network, and settings of the tests.
@@ -33,6 +35,13 @@ SET = {
     "PIP_CONFIG_FILE": os.devnull,
     "XDG_CONFIG_DIRS": os.devnull,  # /etc/xdg: sagemaker/config.yaml
 }
+# Settings of pip by which this machine reaches packages.
+ROUTE = frozenset(
+    """
+    PIP_CERT PIP_CLIENT_CERT PIP_PROXY PIP_TRUSTED_HOST PIP_KEYRING_PROVIDER PIP_CACHE_DIR
+    PIP_INDEX_URL PIP_NO_INDEX
+    """.split()  # noqa: SIM905
+)
 HOME = "home-of-tests-"  # the beginning of its name
 GIT = "[safe]\n\tdirectory = *\n"  # the checkout may be another user's, as in a container
 
@@ -46,7 +55,7 @@ def listed(environment: Mapping[str, str]) -> dict[str, str]:
     }
     if _is_home(environment.get("HOME", "")):
         kept["HOME"] = environment["HOME"]
-    return {**of_tests(kept), **requirements.reaching(environment), **SET}
+    return {**of_tests(kept), **_reaching(environment), **SET}
 
 
 def enter() -> None:
@@ -56,7 +65,7 @@ def enter() -> None:
     """
     if not _is_home(os.environ.get("HOME", "")):  # else a process with tests started this one
         os.environ.setdefault("PIP_CACHE_DIR", str(Path.home() / ".cache" / "pip"))
-        os.environ |= requirements.route()  # which may be in the user's home
+        os.environ |= _route()  # which may be in the user's home
         os.environ["HOME"] = _new_home()
         programs = str(Path(sys.executable).parent)
         os.environ["PATH"] = os.pathsep.join([programs, os.environ.get("PATH", os.defpath)])
@@ -64,6 +73,23 @@ def enter() -> None:
     os.environ.clear()
     os.environ.update(variables)
     os.umask(0o022)
+
+
+def _reaching(settings: Mapping[str, str]) -> dict[str, str]:
+    """The variables of pip, among these, by which this machine reaches packages."""
+    names = ROUTE | ({"PIP_FIND_LINKS"} if settings.get("PIP_NO_INDEX") else set())
+    return {name: settings[name] for name in names & settings.keys()}
+
+
+def _route() -> dict[str, str]:
+    """Variables of pip with which this machine reaches packages, from pip's files and variables."""
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    settings = {}
+    for section in ("global", "install", ":env:"):  # the later one wins
+        for name, value in re.findall(rf"(?m)^{section}\.(.+?)=(.+)$", listed):
+            settings[f"PIP_{name.upper().replace('-', '_')}"] = str(ast.literal_eval(value))
+    return _reaching(settings)
 
 
 def _is_home(path: str) -> bool:

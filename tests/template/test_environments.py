@@ -28,7 +28,8 @@ GROUPS = {  # command: the groups of pyproject.toml that it installs; with tools
     "train": {"train"},
     "predict": {"train"},
     "rehearse": {"train", "tools", "open-mpi"},
-    "preflight": {"train", "tools", "open-mpi"},
+    "preflight": {"train", "tools", "open-mpi", "lock"},
+    "launch": {"train", "tools", "open-mpi", "lock"},
     "notebook": {"train", "tools", "open-mpi", "notebook"},
     "test": {"train", "tools", "open-mpi", "dev"},
 }

@@ -19,6 +19,7 @@ from smlightning_sagemaker.preflight import (
     connections,
     hyperparameters,
     image,
+    imports,
     members,
     requirements,
     secrets,
@@ -63,7 +64,8 @@ JOB_CHECKS: tuple[JobCheck, ...] = (
     source.code,
     source.monitor,
     requirements.replacing,
-    requirements.locked,
+    requirements.wheels,
+    imports.imports,
     members.unusable,
 )
 REQUEST_CHECKS: tuple[RequestCheck, ...] = (

@@ -179,7 +179,7 @@ def has_mlflow_client(job: Job, project: Project) -> bool:
     profile = images.profile(job)
     if profile and "sagemaker-mlflow" in profile.packages:
         return True
-    return requirements.lists(job, project, "sagemaker-mlflow")
+    return "sagemaker-mlflow" in requirements.names(job, project)
 
 
 def checkpoints(job: Job, project: Project) -> Iterator[Finding]:

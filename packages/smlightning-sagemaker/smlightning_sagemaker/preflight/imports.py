@@ -1,0 +1,66 @@
+"""Modules that src/ imports: each is in requirements.txt, the image, src/ or Python itself."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+from packaging.utils import canonicalize_name
+
+from smlightning_sagemaker.findings import Finding, error
+from smlightning_sagemaker.job import images, source_archive
+from smlightning_sagemaker.job.job import Job
+from smlightning_sagemaker.preflight import requirements
+from smlightning_sagemaker.project import Project
+
+# Modules of AWS's images that no package index has in this form.
+MODULES_OF_THE_IMAGE = frozenset(
+    """
+    torch torchvision torchaudio triton smdistributed mpi4py boto3 botocore
+    sagemaker_training sagemaker_pytorch_container
+    """.split()  # noqa: SIM905
+)
+
+
+def imports(job: Job, project: Project) -> Iterator[Finding]:
+    """Modules that src/ imports, and that neither the lock nor the image has.
+
+    A file without hashes does not name what its packages require, so it is not compared.
+    """
+    if not requirements.is_locked(project) or images.profile(job) is None:
+        return
+    listed = {*requirements.names(job, project), *requirements.packages_of(job)}
+    files = list(source_archive.listed(project.src))
+    known = {*sys.stdlib_module_names, *MODULES_OF_THE_IMAGE}
+    known |= {path.relative_to(project.src).parts[0].removesuffix(".py") for path in files}
+    distributions = packages_distributions()
+    for path in files:
+        if path.suffix != ".py" or path.is_symlink():
+            continue
+        for module in sorted(imported_modules(path) - known):
+            known.add(module)  # once
+            packages = distributions.get(module, [module])
+            if not listed & {canonicalize_name(package) for package in packages}:
+                key = path.relative_to(project.src.parent).as_posix()
+                problem = f"imports {module}, which neither requirements.txt nor the image has"
+                hint = f"name {packages[0]} in src/requirements.in, and run make lock"
+                yield error(key, problem, hint)
+
+
+def imported_modules(path: Path) -> set[str]:
+    """Top-level modules that a file needs; an import in `try` or `if` may be optional."""
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError, RecursionError):  # source.code reports it
+        return set()
+    found: set[str] = set()
+    nodes: list[ast.AST] = [tree]
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.partition(".")[0])
+        elif not isinstance(node, ast.Try | ast.If):
+            nodes += ast.iter_child_nodes(node)
+    return found
