@@ -4,7 +4,7 @@
     make images ARGS="smddp current"   # these
     make images ARGS=--record          # every profile, kept in record.json and docs/images.md
 
-In an environment of each profile (smlightning/rehearsal/image.py): both tasks are trained on one
+In an environment of each profile (environment.py): both tasks are trained on one
 rank, by LoRA on two, and sharded where torch can; each run is stopped, resumed to the same bits,
 saved, and answered by predict.py. Text classification is rehearsed under each launcher, the
 language model under torchrun. The package's tests of private APIs and of malicious files
@@ -31,23 +31,26 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from checkout import PACKAGES
+from images.environment import image_python
+from isolation import listed
+from smlightning_sagemaker.job.images import LIMITS, PROFILES, Profile
+from smlightning_sagemaker.rehearsal import ports
+from smlightning_sagemaker.testing.checkpoints import write_bert
+
 TEMPLATE = Path(__file__).parents[2]
-PACKAGE = next(TEMPLATE.glob("{{*}}")) / "vendor" / "smlightning"
 RECORD = Path(__file__).with_name("record.json")
 PAGE = TEMPLATE / "docs" / "images.md"
 BUILD = TEMPLATE / "build"
-sys.path.insert(0, str(PACKAGE))
-
-from isolation import listed  # noqa: E402
-from smlightning_sagemaker.job.images import LIMITS, PROFILES, Profile  # noqa: E402
-from smlightning_sagemaker.rehearsal import image, ports  # noqa: E402
-from smlightning_sagemaker.testing.checkpoints import write_bert  # noqa: E402
 
 SECONDS = 600  # of the slowest single step, on a busy machine
 STEPS = ("train", "stop", "resume", "save", "predict")
 TEXT_TASK, LANGUAGE_TASK = "text-classification", "language-model"
 TESTS = "private APIs of libraries, malicious files"
-FILES = ("smlightning_sagemaker/testing/test_upgrades.py", "tests/runtime/test_torch_files.py")
+FILES = (
+    "packages/smlightning-sagemaker/smlightning_sagemaker/testing/test_upgrades.py",
+    "tests/runtime/test_torch_files.py",
+)
 
 
 class Failed(Exception):
@@ -89,11 +92,14 @@ class Environment:
 
     def variables(self, task: str) -> dict[str, str]:
         """Those of a process outside any job, which imports the project's own package."""
-        package = self.projects[task] / "vendor" / "smlightning"
         clean = listed(os.environ)
         clean.pop("SMLIGHTNING_PROJECT", None)
         path = os.pathsep.join([str(self.python.parent), clean.get("PATH", os.defpath)])
-        own = {"PYTHONPATH": str(package), "PYTHONUTF8": "1", "OMP_NUM_THREADS": "1"}
+        own = {
+            "PYTHONPATH": os.pathsep.join(map(str, PACKAGES)),
+            "PYTHONUTF8": "1",
+            "OMP_NUM_THREADS": "1",
+        }
         return {**clean, **own, "PATH": path, "PYTHONUNBUFFERED": "1"}
 
     def run(self, task: str, words: Sequence[str], folder: Path, log: Path) -> int:
@@ -313,7 +319,7 @@ def prove_tests(environment: Environment) -> Row:
     row = Row(TESTS)
     log = environment.folder / "tests.log"
     started = time.monotonic()
-    chosen = [str(PACKAGE / FILES[0]), str(TEMPLATE / FILES[1])]
+    chosen = [str(TEMPLATE / file) for file in FILES]
     words = [str(environment.python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0"]
     words += ["-c", str(TEMPLATE / "pyproject.toml"), "--rootdir", str(TEMPLATE)]
     status = environment.run(TEXT_TASK, [*words, *chosen], TEMPLATE, log)
@@ -364,18 +370,11 @@ def generate(folder: Path) -> dict[str, Path]:
     return projects
 
 
-def add_pytest(python: Path) -> None:
-    """Install what the package's tests need, and an image does not hold."""
-    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
-    image.run([*pip, "pytest", "pytest-timeout", "pytest-xdist"], python.parent)
-
-
 def prove(profile: Profile, folder: Path) -> dict[str, Any]:
     """Everything that a profile has to do, and the results."""
     started = time.monotonic()
     projects = generate(folder)
-    python = image.image_python(profile, projects[TEXT_TASK])
-    add_pytest(python)
+    python = image_python(profile, projects[TEXT_TASK])
     data = write_data(folder / "data", projects[LANGUAGE_TASK])
     environment = Environment(profile, python, folder, projects, data)
     built = time.monotonic() - started

@@ -21,26 +21,13 @@ from smlightning_sagemaker.rehearsal import ports
 TEMPORARY = Path(tempfile.gettempdir())
 LEFT_BY_REHEARSALS = ("rehearsal", "ompi", "done.")  # beginnings of names of temporary files
 
-ON_MOTOS_S3 = """
-import os, sys
-os.environ.update(AWS_ACCESS_KEY_ID="testing", AWS_SECRET_ACCESS_KEY="testing")
-import boto3
-from moto import mock_aws
-from smlightning_sagemaker.rehearsal import main
-with mock_aws():
-    s3 = boto3.client("s3", "us-east-1")
-    s3.create_bucket(Bucket="words")
-    s3.upload_file(sys.argv[1], "words", "data/words.csv")
-    sys.exit(main(sys.argv[2:]))
-"""
-
 SIZES = {"torch_distributed": (2, 2), "smddp": (2, 1)}  # hosts, processes of each
 
 
 def test_rehearsals_at_once_end_alike_and_leave_nothing_behind(
     project: Project, words: Path, tmp_path: Path, without_sdk: dict[str, str]
 ) -> None:
-    """One process, whose data is a sample from S3, and ranks under each of two launchers.
+    """One process, whose data is a channel, and ranks under each of two launchers.
 
     Their global batch is the same. They use other ports than 7777, which is in use.
     """
@@ -48,7 +35,7 @@ def test_rehearsals_at_once_end_alike_and_leave_nothing_behind(
     before = state(exact)
     folder = tmp_path / "temporary files"
     folder.mkdir()
-    commands = {"none": one_process_with_s3(exact, words, tmp_path)}
+    commands = {"none": one_process_with_a_channel(exact, words, tmp_path)}
     for name, (hosts, processes) in SIZES.items():
         command = [*COMMAND, "--json", str(tmp_path / f"{name}.json")]
         command += [*size(hosts, processes, name), *options(words, hosts * processes)]
@@ -65,7 +52,7 @@ def test_rehearsals_at_once_end_alike_and_leave_nothing_behind(
     assert statuses == [0, 0, 0], logs
     reports = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in commands}
     assert len({report["port"] for report in reports.values()} | {7777}) == 4
-    metrics = assert_one_process_read_a_sample(reports["none"], logs["none"])
+    metrics = assert_one_process_read_the_channel(reports["none"], logs["none"])
     for name in SIZES:
         assert_all_checks_pass(reports[name], name, metrics)
         assert reports[name]["launcher"] in logs[name]
@@ -89,21 +76,24 @@ def without_dropout(project: Project, path: Path) -> Project:
     return Project(path)
 
 
-def one_process_with_s3(project: Project, words: Path, folder: Path) -> list[str]:
-    """The command of a rehearsal whose job has a channel on S3."""
+def one_process_with_a_channel(project: Project, words: Path, folder: Path) -> list[str]:
+    """The command of a rehearsal whose job has a channel on S3, and a sample of it here."""
     text = project.read("job.toml")
     assert text.count("[channels]") == 1
     text = text.replace("[channels]", '[channels]\ntraining = "s3://words/data/"')
     (folder / "job.toml").write_text(text, encoding="utf-8")
-    command = ["python", "-c", ON_MOTOS_S3, str(words), "--job", str(folder / "job.toml")]
+    sample = folder / "sample"
+    sample.mkdir()
+    shutil.copy(words, sample)
+    command = [*COMMAND, "--job", str(folder / "job.toml"), "--channel", f"training={sample}"]
     command += ["--json", str(folder / "none.json")]
     return [*command, *size(1, 1, "none"), *options("training", 1)]
 
 
-def assert_one_process_read_a_sample(report: dict[str, Any], log: str) -> dict[str, float]:
+def assert_one_process_read_the_channel(report: dict[str, Any], log: str) -> dict[str, float]:
     """Returns its metrics."""
     assert report["ok"]
-    assert "channel training: 1 objects of s3://words/data/" in log and "300 texts" in log, log
+    assert "300 texts" in log, log
     assert "\x1b" not in log, "neither colours nor a spinner without a terminal"
     assert "Training Env" not in log, "not the toolkit's listing of variables"
     return report["ranks"][0]["metrics"]

@@ -76,16 +76,6 @@ def test_a_contradiction_is_an_error_with_its_cause(
     assert [word for word in words if word not in str(raised.value)] == []
 
 
-def test_a_profile_replaces_the_jobs_and_an_empty_one_means_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    used: list[str] = []
-    monkeypatch.setattr(planning.aws, "use_profile", used.append)
-    for given in ([], ["--profile", "two"], ["--profile="]):
-        planned(tmp_path, *given, job=f'profile = "one"\n{JOB}')
-    assert used == ["one", "two", ""]
-
-
 def test_a_source_folder_with_setup_py_is_an_error(tmp_path: Path) -> None:
     source = stranger(tmp_path / "code")
     (source / "setup.py").touch()
@@ -93,13 +83,11 @@ def test_a_source_folder_with_setup_py_is_an_error(tmp_path: Path) -> None:
         planned(tmp_path, "--source-dir", str(source))
 
 
-def test_a_channel_is_a_folder_here_or_stays_an_address(tmp_path: Path) -> None:
-    plan = planned(tmp_path, job=CHANNEL)
-    assert (plan.channels, plan.remote_channels) == ({}, {"training": "s3://bucket/data/"})
-    by_member = CHANNEL.replace("training =", "training.DataSource.S3DataSource.S3Uri =")
-    assert planned(tmp_path, job=by_member).remote_channels == plan.remote_channels
+def test_a_channel_needs_a_folder_here(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--channel training=DIR"):
+        planned(tmp_path, job=CHANNEL)
     plan = planned(tmp_path, "--channel", f"training={tmp_path}", job=CHANNEL)
-    assert (plan.channels, plan.remote_channels) == ({"training": tmp_path}, {})
+    assert plan.channels == {"training": tmp_path}
 
 
 @pytest.mark.parametrize(
@@ -184,7 +172,7 @@ def test_other_code_gets_none_of_the_jobs_options_and_channels(tmp_path: Path) -
     job = CHANNEL + "[hyperparameters]\nepochs = 3\n"
     source = ["--source-dir", str(stranger(tmp_path / "code"))]
     plan = planned(tmp_path, *source, "--", "--other", "1", job=job)
-    assert "epochs" not in plan.request["HyperParameters"] and not plan.remote_channels
+    assert "epochs" not in plan.request["HyperParameters"] and not plan.channels
     assert plan.request["HyperParameters"]["other"] == "1"
 
 

@@ -2,29 +2,24 @@
 
 import argparse
 import json
-import os
 import shutil
 import signal
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from smlightning.errors import UserError
 from smlightning_sagemaker.findings import Parser, cure_for_unknown_name, print_error
 from smlightning_sagemaker.job.constants import DISTRIBUTIONS
 from smlightning_sagemaker.rehearsal.processes import END_SIGNALS
 
-if TYPE_CHECKING:
-    from smlightning_sagemaker.rehearsal.plan import Plan
-
 DESCRIPTION = """\
 Simulate the job's cluster on this machine before you pay for it.
 
 SageMaker's own training toolkit starts src/train.py on several hosts, which are loopback
 addresses of this machine; the ranks train over gloo on the CPU. The command verifies ranks,
-weights and outputs. It sends no job; S3 is read only for a sample of a channel's data.
+weights and outputs. It sends no job and reads nothing from AWS.
 
   smlightning rehearse --hosts 2 --processes 2
   smlightning rehearse --distribution smddp -- --epochs 1 --lr 1e-3
@@ -53,15 +48,12 @@ def parser() -> argparse.ArgumentParser:
     add("--processes", type=int, metavar="N", help="processes per host, one for each GPU (2)")
     names = f"how SageMaker starts the script: {', '.join(DISTRIBUTIONS)}"
     add("--distribution", choices=DISTRIBUTIONS, metavar="NAME", help=names)
-    pip = "run with the image's torch, which pip installs once"
-    add("--image-versions", action="store_true", help=pip)
 
     add = command.add_argument_group("code and data").add_argument
     add("--job", type=Path, metavar="FILE", help="the job (job.toml)")
-    add("--profile", metavar="NAME", help="profile in ~/.aws (job.toml's)")
     add("--source-dir", type=Path, metavar="DIR", help="the folder with train.py (src)")
-    sample = "folder with a channel's data, in place of a sample from S3"
-    add("--channel", action="append", default=[], metavar="NAME=DIR", help=sample)
+    local = "folder with some of a channel's data"
+    add("--channel", action="append", default=[], metavar="NAME=DIR", help=local)
     inherit = "pass a variable of your shell to the hosts, also as the value of a secret"
     add("--inherit", action="append", default=[], metavar="NAME", help=inherit)
     limit = "limit for one epoch, validation and test (20); 0: all batches of all epochs"
@@ -101,8 +93,6 @@ def main(argv: Sequence[str]) -> int:
 
         this = project.find()
         plan = make_plan(arguments, this)
-        if arguments.image_versions:
-            run_with_image_versions(argv, this.root, plan)
         run = Path(tempfile.mkdtemp(prefix="rehearsal-"))
         result = report.rehearse(plan, run)
         if arguments.json:
@@ -139,13 +129,3 @@ def interrupt(*_: object) -> None:
     for number in END_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
-
-
-def run_with_image_versions(argv: Sequence[str], root: Path, plan: "Plan") -> None:
-    """Continue in the image's environment, as the same process, so that signals reach it."""
-    from smlightning_sagemaker.rehearsal.image import image_python
-
-    python = str(image_python(plan.image, root, plan.request.get("Environment", {})))
-    rest = [word for word in argv if word != "--image-versions"]
-    sys.stdout.flush()
-    os.execv(python, [python, "-m", "smlightning_sagemaker", "rehearse", *rest])  # noqa: S606

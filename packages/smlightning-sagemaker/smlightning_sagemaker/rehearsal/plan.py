@@ -39,7 +39,6 @@ class Plan:
     source: Path  # the folder with train.py
     request: Mapping[str, Any]  # CreateTrainingJob's
     channels: Mapping[str, Path] = field(default_factory=dict)  # folders of this machine
-    remote_channels: Mapping[str, str] = field(default_factory=dict)  # name → S3 address
     inherit: Sequence[str] = ()  # variables of this shell that the hosts get too
     secrets: Sequence[str] = ()  # variables of this shell that stand for the job's secrets
     image: Profile | None = None  # versions in the job's image, if known

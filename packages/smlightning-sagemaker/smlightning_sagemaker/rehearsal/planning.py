@@ -13,7 +13,7 @@ from typing import Any
 from smlightning import hub
 from smlightning.cluster.location import SMDDP_INSTANCES, runs_smddp
 from smlightning.errors import UserError
-from smlightning_sagemaker.job import aws, images, launchers, request
+from smlightning_sagemaker.job import images, launchers, request
 from smlightning_sagemaker.job import job as jobs
 from smlightning_sagemaker.job.job import Job, channel_folders
 from smlightning_sagemaker.preflight import requirements
@@ -52,7 +52,6 @@ def make_plan(arguments: argparse.Namespace, project: Project) -> Plan:
     source = arguments.source_dir or project.src
     of_project = source.resolve() == project.src.resolve()
     job = jobs.load(arguments.job or project.job_file, project)
-    aws.use_profile(job.profile if arguments.profile is None else arguments.profile)
     cluster = cluster_size(arguments, job)
     fault = chosen_fault(arguments)
     check_source(source)
@@ -60,6 +59,8 @@ def make_plan(arguments: argparse.Namespace, project: Project) -> Plan:
     check_cluster(arguments, cluster)
     check_files(arguments)
     folders = channel_folders(arguments.channel, job if of_project else None)
+    if of_project:
+        check_channels(job, folders)
     given = hyperparameters(arguments.hyperparameters)
     secrets = secrets_of(job)
     inherited = {name: text for name, text in secrets.items() if name in arguments.inherit}
@@ -79,11 +80,6 @@ def make_plan(arguments: argparse.Namespace, project: Project) -> Plan:
         source=source,
         request=request.dry_run(job, project),
         channels=folders,
-        remote_channels={
-            name: request.channel_address(name, channel)
-            for name, channel in job.channels.items()
-            if name not in folders
-        },
         inherit=[name for name in arguments.inherit if name not in secrets],
         secrets=list(inherited),
         image=images.profile(job),
@@ -215,6 +211,16 @@ def check_source(source: Path) -> None:
             "this environment",
             "rehearse a copy without it",
         )
+
+
+def check_channels(job: Job, folders: Mapping[str, Path]) -> None:
+    """Raise UserError for a channel of the job without a folder here."""
+    for name in job.channels:
+        if name not in folders:
+            raise UserError(
+                f"channel {name} has no data here: a rehearsal reads nothing from S3",
+                f"copy some of its files into a folder, and add --channel {name}=DIR",
+            )
 
 
 def check_numbers(arguments: argparse.Namespace, cluster: ClusterSize, fault: Fault | None) -> None:

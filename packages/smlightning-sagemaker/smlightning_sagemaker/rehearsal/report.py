@@ -21,7 +21,7 @@ from smlightning.errors import UserError
 from smlightning.terminal import unescaped_output
 from smlightning_sagemaker.follow import job_log
 from smlightning_sagemaker.follow.job_log import Line
-from smlightning_sagemaker.rehearsal import attempts, checks, mpirun, ports, samples
+from smlightning_sagemaker.rehearsal import attempts, checks, mpirun, ports
 from smlightning_sagemaker.rehearsal.attempts import Lines
 from smlightning_sagemaker.rehearsal.checks import Check
 from smlightning_sagemaker.rehearsal.hosts import Host
@@ -40,7 +40,7 @@ def rehearse(plan: Plan, folder: Path, console: Console | None = None) -> dict[s
         The JSON report.
 
     Raises:
-        UserError: a package that a rehearsal needs is missing, or a channel has no data.
+        UserError: a package that a rehearsal needs is missing.
     """
     check_modules()
     console = console or terminal()
@@ -49,13 +49,12 @@ def rehearse(plan: Plan, folder: Path, console: Console | None = None) -> dict[s
     title = f"{counted(plan.hosts, 'host')} × {counted(plan.processes, 'process', 'es')}"
     title += f", {plan.distribution}, started by {launcher}"
     versions = versions_of(plan)
-    channels, samples_notes = sample_channels(plan, folder / "channels")
-    notes = [*opening_notes(plan, versions), *samples_notes]
+    notes = opening_notes(plan, versions)
     started = time.time()
     with ports.claimed([DEFAULT_PORT]) as port:
         console.print(f"{title}; stubs: {', '.join(stubs)}; port {port}", style="bold")
         console.print(*notes, sep="\n", style="dim")
-        plan = replace(plan, channels=channels, port=port, real_mpirun=real_mpirun)
+        plan = replace(plan, port=port, real_mpirun=real_mpirun)
         last, verdicts = attempts.run_plan(plan, folder, functools.partial(show, console))
     seconds = time.time() - started
     console.print(table(f"{title}, {seconds:.0f} s", verdicts))
@@ -144,17 +143,6 @@ def opening_notes(plan: Plan, versions: dict[str, str]) -> list[str]:
         most = f"with Lightning's Trainer, one epoch of at most {plan.batches} batches"
         notes.append(f"{most}; -- --epochs N trains N whole epochs")
     return notes
-
-
-def sample_channels(plan: Plan, folder: Path) -> tuple[dict[str, Path], list[str]]:
-    """A local folder for each channel, and notes on the samples that were copied from S3."""
-    channels = dict(plan.channels)
-    notes = []
-    for name, address in plan.remote_channels.items():
-        channels[name] = folder / name
-        copied = samples.copy_sample(name, address, plan.region, channels[name])
-        notes.append(f"channel {name}: {copied}; --channel {name}=DIR uses a local folder")
-    return channels, notes
 
 
 def show(console: Console, name: str, plan: Plan, hosts: Sequence[Host], lines: Lines) -> None:
