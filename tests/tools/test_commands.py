@@ -1,7 +1,6 @@
 """The command line: what needs no package, what is sent, and what a mistake ends with."""
 
 import io
-import json
 import subprocess
 import sys
 import tarfile
@@ -17,9 +16,8 @@ from smlightning import __version__
 from smlightning_sagemaker import project
 from smlightning_sagemaker.__main__ import main
 from smlightning_sagemaker.commands import COMMANDS
-from smlightning_sagemaker.job import request, sending, sent_jobs, tune
+from smlightning_sagemaker.job import request, sending, sent_jobs
 from smlightning_sagemaker.job import source_archive as code
-from smlightning_sagemaker.job.job import Tune
 
 pytest_plugins = ("moto_account", "sent_job")
 
@@ -231,26 +229,6 @@ def test_without_a_role_nothing_is_sent(aws, good, monkeypatch, capsys):
     assert main(["submit", "--yes", "--accept", "role"]) == 1
     assert "role" in capsys.readouterr().err.splitlines()[-1]
     assert not {"CreateTrainingJob", "CreateBucket", "PutObject"} & asked.keys()
-
-
-def test_tune_sends_the_request_of_its_dry_run(aws, good, monkeypatch, capsys):
-    asked = record(monkeypatch)
-    monkeypatch.setattr(tune, "job_name", lambda job: f"{job.name}-tune")
-    job = good.replace(
-        tune=Tune(ranges={"lr": {"min": 1e-4, "max": 1e-2}}),
-        price_per_hour=1.0,
-        keep_alive_s=600,
-    )
-    monkeypatch.setattr("smlightning_sagemaker.job.job.load", lambda *_: job)
-    assert main(["tune", "--dry-run"]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert main(["tune", "--yes"]) == 0
-    said, warned = capsys.readouterr()
-    assert asked["CreateHyperParameterTuningJob"] == shown
-    assert " 160.00 USD" in said and "20 jobs" in said
-    assert "warning keep_alive_s: " in warned and "keep_alive_s" not in said
-    assert f"smlightning list --region {REGION}" in said
-    assert f"stop-hyper-parameter-tuning-job --region {REGION}" in said
 
 
 def test_submit_sends_its_dry_run_and_fetch_works(aws, good, tmp_path, monkeypatch, capsys):

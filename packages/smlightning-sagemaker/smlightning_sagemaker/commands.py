@@ -154,7 +154,7 @@ def metrics(project: Project) -> tuple[str, ...]:
 def run_preflight(arguments: argparse.Namespace, project: Project) -> int:
     """Print the findings of all checks; 1 if there is an error."""
     from smlightning_sagemaker import preflight
-    from smlightning_sagemaker.job import job, price, tune
+    from smlightning_sagemaker.job import job, price
 
     if arguments.json:
         ensure_dir(arguments.json.parent)  # before minutes of work
@@ -169,7 +169,6 @@ def run_preflight(arguments: argparse.Namespace, project: Project) -> int:
         project,
         offline=arguments.offline,
         accept=arguments.accept,
-        also=tune.ranges(wanted, project),
         sender=arguments.sender,
     )
     report(results, arguments.json)
@@ -376,45 +375,6 @@ def followed(project: Project, name: str, region: str, service_job: str) -> int:
     return int(status != "Completed")
 
 
-@command(
-    "tune",
-    "search the ranges of [tune] in job.toml with many jobs",
-    ACCEPT,
-    DRY_RUN,
-    YES,
-    example="--dry-run",
-)
-def submit_search(arguments: argparse.Namespace, project: Project) -> int:
-    """Build the search of [tune], check it, show it, ask the user, and send it."""
-    from smlightning_sagemaker import preflight
-    from smlightning_sagemaker.job import job, sending, tune
-
-    wanted = job.load(arguments.job, project)
-    destination = destination_of(wanted, arguments)
-    results, body = preflight.offline_checks(wanted, project, destination)
-    results, search = tune.judged(wanted, project, results, destination)
-    wanted = tune.carried(wanted)
-    key = "HyperParameterTuningJobName"
-    checked = {**body, key: search[key]} if body and search else None
-    if not passes(arguments, project, wanted, results, checked, tuning=True):
-        return 1
-    assert search
-    if arguments.dry_run:
-        print(json.dumps(search, indent=2))
-        return 0
-    if not confirmed("Send it?", arguments.yes):
-        return 1
-    name, _ = sending.submit(wanted, project, destination, search)
-    region = wanted.region
-    jobs = f"smlightning list --region {region}"
-    stop = (
-        f"aws sagemaker stop-hyper-parameter-tuning-job --region {region} "
-        f"--hyper-parameter-tuning-job-name {name}"
-    )
-    print(f"sent    {name}; its jobs: {jobs}; to stop it: {stop}")
-    return 0
-
-
 def destination_of(wanted: "Job", arguments: argparse.Namespace) -> "Destination":
     """Role and bucket of the account; placeholders for a dry run, which needs no credentials."""
     from smlightning_sagemaker.job import request, sending
@@ -432,7 +392,6 @@ def passes(
     results: Sequence[Finding],
     body: dict[str, Any] | None,
     *,
-    tuning: bool = False,
     queue: str = "",
 ) -> bool:
     """Check the account and print all findings; print hosts and cost if there is no error.
@@ -446,7 +405,7 @@ def passes(
     from smlightning_sagemaker.preflight import requirements
 
     if body and not arguments.dry_run:
-        results = [*results, *accounts.check(wanted, body, tuning=tuning, queue=queue)]
+        results = [*results, *accounts.check(wanted, body, queue=queue)]
         results += requirements.resolved(wanted, project)
     if print_findings(results, arguments.accept):
         return False
@@ -454,7 +413,7 @@ def passes(
         raise UserError("an accepted error prevents the request", "correct the errors above")
     if not arguments.dry_run:
         print(preflight.summary(wanted, project))
-        print(price.cost(wanted, tuning=tuning))
+        print(price.cost(wanted))
     return True
 
 

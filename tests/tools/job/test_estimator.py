@@ -32,7 +32,6 @@ from smlightning_sagemaker.job import (
 CASES = {
     path.stem: json.loads(path.read_text(encoding="utf-8"))["job"]
     for path in sorted((Path(__file__).parent / "requests").glob("*.json"))
-    if not path.stem.startswith("tune")
 }
 CASES["no compression"] = {
     "name": "words",

@@ -62,9 +62,8 @@ def test_a_wrong_entry_of_a_list_is_reported_with_its_number() -> None:
 
 def test_a_missing_value_is_reported() -> None:
     table = {name: value for name, value in PLAIN.items() if name != "name"}
-    found = problems({**table, "tune": {"ranges": {"lr": {"min": 1e-4}}}})
+    found = problems(table)
     assert found["name"] == ("is missing", "set it in job.toml")
-    assert "max is missing" in found["tune.ranges.lr"][0]
 
 
 def test_all_mistakes_of_the_file_are_reported_at_once() -> None:
@@ -139,9 +138,7 @@ def test_every_example_of_create_in_the_projects_file_is_valid(tmp_path: Path) -
     path.write_text("\n".join([before, "[create]", *lines, after]), encoding="utf-8")
     create = job.load(path, PROJECT).create
     assert create == job.members_to_create(path)
-    limits = {"ResourceLimits": {"MaxParallelTrainingJobs": 1}}
     bodies = {
-        "HyperParameterTuningJob": {"HyperParameterTuningJobConfig": limits},
         "EndpointConfig": {"ProductionVariants": [{"VariantName": "all"}]},
     }
     for kind, body in bodies.items():

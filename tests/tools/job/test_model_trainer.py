@@ -50,7 +50,7 @@ def sent(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, dict[
     python = str(folder / "bin" / "python")
     packages = ["sagemaker-train", "jsonargparse[signatures]>=4.53", "rich>=14"]
     subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=True)
-    names = [path.stem for path in sorted(REQUESTS.glob("*.json")) if path.stem != "tune"]
+    names = [path.stem for path in sorted(REQUESTS.glob("*.json"))]
     cases = [json.loads((REQUESTS / f"{name}.json").read_text("utf-8")) for name in names]
     debugged = {**cases[-1]["request"], "DebugHookConfig": {"S3OutputPath": "s3://bucket/x"}}
     cases.append({"job": cases[-1]["job"], "request": debugged})

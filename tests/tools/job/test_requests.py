@@ -1,7 +1,7 @@
 """The requests of many jobs, member by member, against those that the SageMaker SDK's v2 built.
 
-Each file of requests/ holds a job and the request that the estimator of SDK v2.257.7 (or its tuner)
-made of it, without MetricDefinitions, which come from src/options.py.
+Each file of requests/ holds a job and the request that the estimator of SDK v2.257.7 made of
+it, without MetricDefinitions, which come from src/options.py.
 """
 
 import json
@@ -15,25 +15,19 @@ from botocore.validate import ParamValidator
 from small_job import GOOD, PROJECT
 from smlightning.reports import log
 from smlightning_sagemaker import preflight
-from smlightning_sagemaker.job import aws, job, request, tune
+from smlightning_sagemaker.job import aws, job, request
 
 CASES = sorted((Path(__file__).parent / "requests").glob("*.json"))
 NAME = "language-id-20261123-010203"
-TUNING_NAME = "language-id-261123-010203"
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_the_request_equals_the_sdks(path: Path) -> None:
     case = json.loads(path.read_text(encoding="utf-8"))
     wanted = job.from_table(case["job"], PROJECT)
-    if "tune" in case["job"]:
-        body = tune.tuning_request(wanted, PROJECT, request.dry_destination(wanted), TUNING_NAME)
-        shape, algorithm = "CreateHyperParameterTuningJobRequest", body["TrainingJobDefinition"]
-    else:
-        body = request.dry_run(wanted, PROJECT, NAME)
-        shape, algorithm = "CreateTrainingJobRequest", body
-    assert list(aws.violations(body, aws.shape(shape))) == []
-    metrics = algorithm["AlgorithmSpecification"].pop("MetricDefinitions")
+    body = request.dry_run(wanted, PROJECT, NAME)
+    assert list(aws.violations(body, aws.shape("CreateTrainingJobRequest"))) == []
+    metrics = body["AlgorithmSpecification"].pop("MetricDefinitions")
     assert metrics == request.metric_definitions(PROJECT)
     assert body == case["request"]
 

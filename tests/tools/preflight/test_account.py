@@ -13,7 +13,7 @@ from small_job import PROJECT
 from smlightning_sagemaker import preflight
 from smlightning_sagemaker.__main__ import main
 from smlightning_sagemaker.job import price, request
-from smlightning_sagemaker.job.job import Job, Network, Spot, Tune
+from smlightning_sagemaker.job.job import Job, Network, Spot
 from smlightning_sagemaker.preflight import account
 
 pytest_plugins = "moto_account"
@@ -326,18 +326,3 @@ def test_without_credentials_preflight_says_that_the_account_was_not_checked(goo
     assert "without the account" in preflight.passed([finding])
     assert preflight.passed([]) == "preflight passed"
     assert "permissions, quotas and S3 were not checked" in preflight.passed([], offline=True)
-
-
-def test_a_searchs_parallel_jobs_count_against_the_quota(aws, good, monkeypatch):
-    record(
-        monkeypatch, SimulatePrincipalPolicy=simulated("sagemaker:CreateHyperParameterTuningJob")
-    )
-    job = good.replace(tune=Tune(parallel=3))
-    made = {**request.dry_run(job, PROJECT), "HyperParameterTuningJobName": "words-1"}
-    found = [str(finding) for finding in account.check(job, made, tuning=True)]
-    assert ":hyper-parameter-tuning-job/words-1" in found[0]
-    assert [line.split(" is above")[0].split(" on ")[0] for line in found] == [
-        "error   caller.sagemaker:CreateHyperParameterTuningJob: "
-        "moto may not sagemaker:CreateHyperParameterTuningJob",
-        "error   instance_count: 6",
-    ]

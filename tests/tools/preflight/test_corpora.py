@@ -14,7 +14,7 @@ from small_job import PROJECT, ROLE
 from smlightning.options import option
 from smlightning_sagemaker import findings, preflight
 from smlightning_sagemaker.findings import Finding
-from smlightning_sagemaker.job import job, tune
+from smlightning_sagemaker.job import job
 from smlightning_sagemaker.preflight import source
 from smlightning_sagemaker.project import Project
 
@@ -59,7 +59,7 @@ def project(case: dict[str, Any], folder: Path) -> Project:
 
 
 def found(case: dict[str, Any], folder: Path, base: dict[str, Any]) -> list[Finding]:
-    """Every finding that needs no network: of the file, of the job, of a search."""
+    """Every finding that needs no network: of the file and of the job."""
     here = project(case, folder)
     try:
         wanted = job.from_table(table(case, base), here)
@@ -68,7 +68,7 @@ def found(case: dict[str, Any], folder: Path, base: dict[str, Any]) -> list[Find
     with pytest.MonkeyPatch.context() as patch:
         if here is PROJECT:  # its src/ is judged once, in test_uploaded_code.py
             patch.setattr(preflight, "JOB_CHECKS", OF_JOB)
-        return [*preflight.offline_checks(wanted, here)[0], *tune.ranges(wanted, here)]
+        return preflight.offline_checks(wanted, here)[0]
 
 
 def name(case: dict[str, Any]) -> str:

@@ -86,8 +86,6 @@ def places() -> list[tuple[str, ...]]:
         *(("channels", "training", *path) for path in channel),
         *(("channels", name) for name in ("training", "", "a b", "Training", "code")),
         *(("hyperparameters", name) for name in (*options, "none_such", "")),
-        *(("tune", "ranges", name) for name in ("lr", "batch_size", "dataset", "none_such")),
-        *(("tune", "ranges", "lr", end) for end in ("min", "max", "scale", "step")),
         *(("environment", name) for name in ("NCCL_DEBUG", "CA_REPOSITORY_ARN", "AWS_PROFILE", "")),
         *(("secrets", name) for name in ("WANDB_API_KEY", "1", "RANK")),
         *(("tags", name) for name in ("aws:x", "max_run_s", "")),
@@ -110,7 +108,6 @@ COMMANDS = (
     ["account"],
     ["account", "--policy", "role"],
     ["submit", "--dry-run"],
-    ["tune", "--dry-run"],
 )
 
 

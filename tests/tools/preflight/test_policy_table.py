@@ -15,9 +15,9 @@ from moto_account import ACCOUNT, REGION, record
 from small_job import PROJECT
 from smlightning_sagemaker.findings import Finding
 from smlightning_sagemaker.job import job as jobs
-from smlightning_sagemaker.job import request, tune
+from smlightning_sagemaker.job import request
 from smlightning_sagemaker.job.aws import partition
-from smlightning_sagemaker.job.job import Job, Network, Tune
+from smlightning_sagemaker.job.job import Job, Network
 from smlightning_sagemaker.preflight import account
 from smlightning_sagemaker.preflight.account import table, template
 from smlightning_sagemaker.preflight.account.permissions import facts_of, missing_permissions
@@ -131,10 +131,9 @@ def own(given: Job) -> dict[str, Any]:
 
 
 def variants(given: Job) -> list[tuple[table.Facts, table.Facts]]:
-    """Pairs of facts, for the needs of a job, a search or a job in a queue, and for its policy."""
+    """Pairs of facts, for the needs of a job or a job in a queue, and for its policy."""
     wanted, allowed = sent(given), patterns(given)
-    search = {"tuning": True, "job_name": "words-260101-000000"}
-    changes: list[dict[str, Any]] = [{}, search, {"queue": "team"}]
+    changes: list[dict[str, Any]] = [{}, {"queue": "team"}]
     return [(replace(wanted, **each), replace(allowed, **each)) for each in changes]
 
 
@@ -345,19 +344,6 @@ def test_preflight_simulates_the_key_of_an_alias(aws, good, monkeypatch):
 def test_a_reference_allows_one_secret(secret, resource):
     found = table.resources_of(patterns(job(secrets={"KEY": secret})))
     assert found["secrets"] == [resource]
-
-
-@pytest.mark.parametrize("name", ["words", "a-name-of-more-than-sixteen"])
-def test_a_job_with_ranges_may_also_be_tuned(name):
-    ranges = {"lr": {"min": 1e-4, "max": 1e-2}}
-    with_ranges = job(name=name, tune=Tune(ranges=ranges))
-    wanted = replace(sent(with_ranges), tuning=True, job_name=tune.job_name(with_ranges))
-    for who in WHO:
-        policy = template.policy(patterns(with_ranges), who)
-        assert missing(wanted, who, policy) == []
-        assert missing(sent(with_ranges), who, policy) == []
-    without = missing(wanted, "caller", template.policy(patterns(job(name=name)), "caller"))
-    assert "caller.sagemaker:CreateHyperParameterTuningJob" in [each.key for each in without]
 
 
 @pytest.mark.parametrize(

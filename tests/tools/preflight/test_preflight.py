@@ -18,7 +18,7 @@ from smlightning_sagemaker import findings, preflight
 from smlightning_sagemaker import project as projects
 from smlightning_sagemaker.__main__ import main
 from smlightning_sagemaker.job import images, price, request
-from smlightning_sagemaker.job.job import Job, Tune
+from smlightning_sagemaker.job.job import Job
 from smlightning_sagemaker.preflight import channels, source
 from smlightning_sagemaker.preflight import image as images_of_jobs
 
@@ -219,7 +219,3 @@ def test_cost_is_never_invented(good):
     said = price.cost(good.replace(price_per_hour=2.0, keep_alive_s=1800))
     made_of = "2 instances × (4 h (max_run_s) + 0.5 h (keep_alive_s)) × 2 USD"
     assert said == f"cost    4.00 USD an hour, at most 18.00 USD: {made_of}"
-    said = price.cost(
-        good.replace(price_per_hour=2.0, tune=Tune(max_jobs=20, parallel=3)), tuning=True
-    )
-    assert "12.00 USD an hour, at most 320.00 USD: 20 jobs × 2 instances × 4 h" in said

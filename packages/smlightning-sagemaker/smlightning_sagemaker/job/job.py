@@ -11,9 +11,9 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_origin
+from typing import Any, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from smlightning.errors import UserError
 from smlightning.options import declared_options
@@ -23,9 +23,7 @@ from smlightning_sagemaker.job.constants import Distribution
 from smlightning_sagemaker.project import Project
 
 Value = str | int | float | bool
-Values = Annotated[list[Value], Field(min_length=1)]
 Channel = str | dict[str, Any]
-RANGE_EXAMPLE = 'write { min = 1e-4, max = 1e-2, scale = "Logarithmic" } or [16, 32, 64]'
 MOST = 10**9  # no number of a job is larger
 # Members of ResourceConfig that AWS takes in place of InstanceType and InstanceCount.
 OTHER_HOSTS = ("InstanceGroups", "InstancePreferences")
@@ -83,36 +81,9 @@ class Network(Table):
     )
 
 
-class Range(Table):
-    """Numbers between which `tune` searches."""
-
-    min: int | float
-    max: int | float
-    scale: Literal["Auto", "Linear", "Logarithmic", "ReverseLogarithmic"] = "Auto"
-
-    @model_validator(mode="after")
-    def _min_is_below_max(self) -> "Range":
-        if self.min >= self.max:
-            raise ValueError(f"min is {self.min}, expected a number below max, {self.max}")
-        return self
-
-
-class Tune(Table):
-    """The search of `smlightning tune`."""
-
-    max_jobs: int = key("", "jobs in all", default=20, ge=1, le=MOST)
-    parallel: int = key("", "jobs at a time", default=2, ge=1, le=MOST)
-    ranges: dict[str, Range | Values] = key(
-        "", "option → values, or {min, max, scale}", default=dict
-    )
-
-
 class Create(Table):
-    """Members of the requests of `tune`, `deploy` and `submit --queue`, by AWS's names."""
+    """Members of the requests of `deploy` and `submit --queue`, by AWS's names."""
 
-    HyperParameterTuningJob: dict[str, Any] = key(
-        "", "members of CreateHyperParameterTuningJob", default=dict
-    )
     Model: dict[str, Any] = key("", "members of CreateModel", default=dict)
     EndpointConfig: dict[str, Any] = key("", "members of CreateEndpointConfig", default=dict)
     Endpoint: dict[str, Any] = key("", "members of CreateEndpoint", default=dict)
@@ -197,7 +168,6 @@ class Job(Table):
     )
     tags: dict[str, str] = key("Tags", "cost-allocation tags", default=dict, derived=True)
     request: dict[str, Any] = key("", "other members of CreateTrainingJob", default=dict)
-    tune: Tune = key("", "a search", default=Tune)
     create: Create = key("", "members of other requests, by kind", default=Create)
 
     @property
@@ -251,7 +221,7 @@ KEY_OF_MEMBER = {entry.member: entry.path for entry in KEYS if entry.member}
 TABLES = {
     name
     for name, field in Job.model_fields.items()
-    if get_origin(field.annotation) is dict or name in ("spot", "network", "tune", "create")
+    if get_origin(field.annotation) is dict or name in ("spot", "network", "create")
 }
 # Members that neither a key nor [request] may set, and the source of their values.
 OTHER_SOURCES = {"AlgorithmSpecification.MetricDefinitions": "METRICS of src/options.py"}
@@ -356,7 +326,7 @@ def _findings(
     unknown = set()
     for problem in problems.errors(include_url=False, include_input=False):
         place = problem["loc"]
-        depth = 3 if place[:2] == ("tune", "ranges") else 2 if place[0] in TABLES else 1
+        depth = 2 if place[0] in TABLES else 1
         place = place[:depth]  # below: the members of a list or a union
         message = problem["msg"].removeprefix("Value error, ")
         message = message.replace("Input should be", "expected", 1)
@@ -377,7 +347,7 @@ def _findings(
         of_entries = [each for each in texts if each.startswith("entry ")]  # so it is a list
         text = ", or ".join(dict.fromkeys(of_entries or texts)).replace(", or expected", ", or")
         usual = "set it in job.toml" if text == "is missing" else "correct it"
-        cure = misplaced or (RANGE_EXAMPLE if len(place) == 3 else usual)
+        cure = misplaced or usual
         if text.startswith("expected"):
             text = f"found {_shown(table, place)}, {text}"
         if place in unknown:

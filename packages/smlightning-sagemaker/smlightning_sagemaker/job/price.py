@@ -48,7 +48,7 @@ def on_demand_prices(product: dict[str, Any]) -> list[float]:
     return [float(dimension["pricePerUnit"].get("USD", 0)) for dimension in dimensions]
 
 
-def cost(job: Job, *, offline: bool = False, tuning: bool = False) -> str:
+def cost(job: Job, *, offline: bool = False) -> str:
     """The line with the cost per hour and the highest total cost; without a price, the hours.
 
     The price is price_per_hour of job.toml, else AWS's answer.
@@ -56,10 +56,7 @@ def cost(job: Job, *, offline: bool = False, tuning: bool = False) -> str:
     Args:
         job: of job.toml.
         offline: do not ask AWS.
-        tuning: for the jobs of [tune], instead of one job.
     """
-    jobs = job.tune.max_jobs if tuning else 1
-    together = job.tune.parallel if tuning else 1
     hours = f"{job.max_run_s / 3600:g} h (max_run_s)"
     if job.keep_alive_s:
         hours = f"({hours} + {job.keep_alive_s / 3600:g} h (keep_alive_s))"
@@ -68,13 +65,11 @@ def cost(job: Job, *, offline: bool = False, tuning: bool = False) -> str:
     if not hourly and not offline:
         hourly = per_hour(job.region, job.instance_type)
     factors = f"{count} instance{'s' if count > 1 else ''} × {hours}"
-    if jobs > 1:
-        factors = f"{jobs} jobs × {factors}"
     if not hourly:
         unknown = "the price is not known; set price_per_hour to see it in US dollars"
         return f"cost    at most {factors}; {unknown}"
-    most = jobs * count * hourly * (job.max_run_s + job.keep_alive_s) / 3600
-    text = f"cost    {together * count * hourly:,.2f} USD an hour, at most {most:,.2f} USD: "
+    most = count * hourly * (job.max_run_s + job.keep_alive_s) / 3600
+    text = f"cost    {count * hourly:,.2f} USD an hour, at most {most:,.2f} USD: "
     text += f"{factors} × {hourly:g} USD"
     if job.spot.enabled:
         text += " on demand; spot costs less, and AWS publishes no price in advance"

@@ -1,7 +1,7 @@
 """Build CreateTrainingJob from a `Job`: one dictionary with AWS's names, which boto3 sends.
 
-Preflight checks this request, a rehearsal plays it, `submit` sends it, and `tune` builds on it. The
-notebook's estimator sends the same (tests/tools/test_estimator.py).
+Preflight checks this request, a rehearsal plays it, and `submit` sends it. The notebook's
+estimator sends the same (tests/tools/test_estimator.py).
 """
 
 import json
@@ -162,13 +162,6 @@ def set_member(members: dict[str, Any], path: str, value: Any) -> None:
     members[name] = value
 
 
-# Members that a command sets by default, and that [create] may set otherwise.
-DEFAULTS = (
-    "HyperParameterTuningJobConfig.Strategy",
-    "HyperParameterTuningJobConfig.TrainingJobEarlyStoppingType",
-)
-
-
 def with_members(kind: str, body: dict[str, Any], create: Create) -> dict[str, Any]:
     """The request that creates something of this kind, with the members of [create].
 
@@ -176,7 +169,7 @@ def with_members(kind: str, body: dict[str, Any], create: Create) -> dict[str, A
         JobError: a command sets a member itself, or AWS's model does not allow a member.
     """
     given: dict[str, Any] = getattr(create, kind)
-    reserved = {f"{kind}Name", *(path for path, _ in leaves(body))} - set(DEFAULTS)
+    reserved = {f"{kind}Name", *(path for path, _ in leaves(body))}
     problems = [
         error(f"create.{kind}.{path}", "the command sets it itself", "remove it")
         for path, _ in leaves(given)

@@ -24,27 +24,25 @@ def submit(
     body: dict[str, Any],
     queued: dict[str, Any] | None = None,
 ) -> tuple[str, str]:
-    """Upload the code, and create the training job or the search without waiting for it.
+    """Upload the code, and create the training job without waiting for it.
 
     Args:
         job: of job.toml.
         project: whose src/ is uploaded.
         destination: of the request; its bucket is created if it is missing.
-        body: CreateTrainingJob or CreateHyperParameterTuningJob, as it was checked.
+        body: CreateTrainingJob, as it was checked.
         queued: SubmitServiceJob with this body; the job then goes to its queue.
 
     Returns:
         Its name, and its ID in AWS Batch, which is empty without a queue.
     """
-    kind = "HyperParameterTuningJob" if "TrainingJobDefinition" in body else "TrainingJob"
-    name = str(body[f"{kind}Name"])
-    single = body.get("TrainingJobDefinition", body)
+    name = str(body["TrainingJobName"])
     ensure_bucket(job, destination)
-    upload(job, project, destination, name, single["OutputDataConfig"])
+    upload(job, project, destination, name, body["OutputDataConfig"])
     if queued:
         answer = aws.client("batch", job.region).submit_service_job(**queued)
         return name, str(answer["jobId"])
-    aws.call(aws.client("sagemaker", job.region), "Create", kind, name, **body)
+    aws.call(aws.client("sagemaker", job.region), "Create", "TrainingJob", name, **body)
     return name, ""
 
 

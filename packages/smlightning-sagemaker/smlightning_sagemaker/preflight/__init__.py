@@ -5,7 +5,7 @@ of REQUEST_CHECKS read the request that is sent, and run if one can be built and
 AWS's types.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from smlightning.errors import UserError
@@ -112,7 +112,6 @@ def run(
     *,
     offline: bool = False,
     accept: Collection[str] = (),
-    also: Iterable[Finding] = (),
     sender: str = "",
 ) -> list[Finding]:
     """All findings, errors first.
@@ -122,13 +121,11 @@ def run(
         project: whose src/ would be sent.
         offline: connect neither to AWS nor to a package index.
         accept: keys whose errors become warnings.
-        also: further findings.
         sender: name or ARN of the role that will send the job; empty: the caller.
     """
     from smlightning_sagemaker.preflight import account
 
     findings, body = offline_checks(job, project)
-    findings += also
     findings += requirements.resolved(job, project, offline=offline)
     if body and not offline:
         outside = connections.connections(job, body, project)

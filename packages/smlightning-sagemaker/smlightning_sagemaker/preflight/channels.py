@@ -68,16 +68,12 @@ def channel_names(job: Job, project: Project) -> Iterator[Finding]:
 
 
 def texts_of_options(job: Job, project: Project) -> Iterator[tuple[str, str, str]]:
-    """Key, option and value of each option of train.py whose value is a text, in a search too."""
+    """Key, option and value of each option of train.py whose value is a text."""
     declared = declared_options(project.options().cls)
     values = {name: option.default for name, option in declared.items()}
     for name, value in {**values, **job.hyperparameters}.items():
         if isinstance(value, str):
             yield f"hyperparameters.{name}", name, value
-    for name, tried in job.tune.ranges.items():
-        for value in tried if isinstance(tried, list) else ():
-            if isinstance(value, str):
-                yield f"tune.ranges.{name}", name, value
 
 
 def unread_channels(job: Job, project: Project) -> Iterator[Finding]:

@@ -99,7 +99,6 @@ def visible(job: Job, request: dict[str, Any], project: Project) -> Iterator[Fin
         "environment": request.get("Environment", {}),
         "tags": request.get("Tags", []),
         "request": job.request,
-        "tune.ranges": job.tune.ranges,
     }
     for key, text in texts(shown):
         if key in names:

@@ -29,7 +29,6 @@ def check(
     job: Job,
     body: dict[str, Any],
     *,
-    tuning: bool = False,
     sender: str = "",
     connections: tuple[Connection, ...] = (),
     queue: str = "",
@@ -39,7 +38,6 @@ def check(
     Args:
         job: of job.toml.
         body: the request that would be sent.
-        tuning: whether a search is sent, with several jobs at a time.
         sender: name or ARN of the role that will send it; empty: the caller.
         connections: what the job's processes connect to.
         queue: of AWS Batch, to which it is sent; empty: it is sent to SageMaker.
@@ -64,7 +62,6 @@ def check(
         body,
         identity,
         role,
-        tuning=tuning,
         sender=sender,
         connections=connections,
         queue=queue,

@@ -18,7 +18,6 @@ class Context:
     request: dict[str, Any]
     identity: dict[str, str]  # of sts:GetCallerIdentity
     role: str  # name or ARN of the job's role; empty: the caller's own
-    tuning: bool = False  # a search, with several jobs at a time
     sender: str = ""  # name or ARN of the role that will send it; empty: the caller
     connections: tuple[Connection, ...] = ()  # what the job's processes connect to
     queue: str = ""  # of `submit --queue`, a name or an ARN

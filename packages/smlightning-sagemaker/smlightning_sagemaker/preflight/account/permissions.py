@@ -119,15 +119,13 @@ def key_arns(context: Context) -> dict[str, str]:
 
 def facts_of(context: Context, role_arn: str) -> Facts:
     """The facts for the table of permissions about a job that is about to be sent."""
-    key = "HyperParameterTuningJobName" if context.tuning else "TrainingJobName"
     return Facts(
         job=context.job,
         request=context.request,
         partition=role_arn.split(":")[1],
         account=context.account,
         role=role_arn,
-        job_name=str(context.request.get(key, "*")),
-        tuning=context.tuning,
+        job_name=str(context.request.get("TrainingJobName", "*")),
         queue=context.queue,
     )
 
@@ -206,7 +204,6 @@ def missing_permissions(
 # AWS starts no job without these, and no policy of a resource can grant them.
 REQUIRED = (
     "sagemaker:CreateTrainingJob",
-    "sagemaker:CreateHyperParameterTuningJob",
     "sagemaker:AddTags",
     "batch:SubmitServiceJob",
     "batch:TagResource",

@@ -11,15 +11,14 @@ def quota(context: Context) -> Iterator[Finding]:
     """The job is within the account's quotas; new accounts may start no GPU at all."""
     job, region = context.job, context.job.region
     use = "spot training job usage" if job.spot.enabled else "training job usage"
-    parallel = job.tune.parallel if context.tuning else 1
     key, kind, hosts = "instance_count", job.instance_type, job.instance_count
     of_instances = f"{kind} for {use}"
     # Name of the quota → key of job.toml and its value.
     wanted: dict[str, tuple[str, float]] = {
         "Longest run time for a training job": ("max_run_s", job.max_run_s),
         "Maximum number of instances per training job": (key, hosts),
-        "Number of instances across training jobs": (key, hosts * parallel),
-        of_instances: (key, hosts * parallel),
+        "Number of instances across training jobs": (key, hosts),
+        of_instances: (key, hosts),
     }
     if job.keep_alive_s:
         wanted[f"{kind} for training warm pool usage"] = (key, hosts)

@@ -39,8 +39,7 @@ class Facts:
     partition: str
     account: str
     role: str  # ARN of the execution role
-    job_name: str  # of the training job or the search; a pattern in a policy
-    tuning: bool = False
+    job_name: str  # of the training job; a pattern in a policy
     senders: tuple[str, ...] = ()  # ARNs of those whose permissions preflight checks
     inference_image: str = ""  # of `deploy --image`; empty: AWS's own for PyTorch
     queue: str = ""  # of `submit --queue`, a name or an ARN; empty: SageMaker gets the job itself
@@ -53,9 +52,7 @@ class Facts:
 
     @property
     def training_job(self) -> str:
-        """The name of the training job; of a search or in a queue, the pattern of the names."""
-        if self.tuning:
-            return f"{self.job_name.removesuffix('*')}*"
+        """The name of the training job; in a queue, the pattern of the names."""
         name = str(self.request["TrainingJobName"])
         return queues.training_jobs_pattern(name) if self.queue else name
 
@@ -66,7 +63,7 @@ class Facts:
 
     def of_job(self, output: str, inside: str = "") -> list[str]:
         """Objects of the training job below an S3 address; SageMaker adds the job's name."""
-        slash = "" if self.tuning or self.queue else "/"
+        slash = "" if self.queue else "/"
         return self.objects(f"{output.rstrip('/')}/{self.training_job}{slash}{inside}")
 
     def objects(self, address: str, rest: str = "*") -> list[str]:
@@ -150,9 +147,7 @@ def _any(arns: Collection[str]) -> list[str]:
 def _of_job(facts: Facts) -> dict[str, list[str]]:
     """Jobs, roles, logs, image and servers."""
     request = facts.request
-    jobs = [] if facts.tuning else [facts.arn("sagemaker", f"training-job/{facts.training_job}")]
-    search = facts.arn("sagemaker", f"hyper-parameter-tuning-job/{facts.job_name}")
-    searches = [search] if facts.tuning else []
+    jobs = [facts.arn("sagemaker", f"training-job/{facts.training_job}")]
     principals = [facts.role, *facts.senders]
     created = [] if facts.queue else jobs
     stream = f"{facts.training_job.removesuffix('*')}*"
@@ -164,8 +159,7 @@ def _of_job(facts: Facts) -> dict[str, list[str]]:
         "job": jobs,
         "created job": created,
         "job with a warm pool": jobs if facts.job.keep_alive_s else [],
-        "search": searches,
-        "tagged jobs": [*created, *searches] if request.get("Tags") else [],
+        "tagged jobs": created if request.get("Tags") else [],
         "execution role": [facts.role],
         "roles": [arn for arn in principals if ":role" in arn],
         "principals": principals,
@@ -400,9 +394,8 @@ def _lines(who: str, actions: str, resources: str) -> Iterator[Permission]:
 # service-authorization/latest/reference/list_servicequotas.html
 # systems-manager/latest/userguide/sysman-paramstore-access.html
 TABLE: tuple[Permission, ...] = (
-    # `submit`, `tune`, `attach` and `stop`; then the job itself.
+    # `submit`, `attach` and `stop`; then the job itself.
     *_lines(CALLER, "sagemaker:CreateTrainingJob", "created job"),
-    *_lines(CALLER, "sagemaker:CreateHyperParameterTuningJob", "search"),
     *_lines(CALLER, "sagemaker:AddTags", "tagged jobs"),
     *_lines(CALLER, "batch:SubmitServiceJob", "queue and its jobs"),
     *_lines(CALLER, "batch:TagResource", "tagged queued jobs"),

@@ -12,7 +12,7 @@ from typing import Any
 
 from smlightning.errors import UserError
 from smlightning_sagemaker.findings import Finding, error, warning
-from smlightning_sagemaker.job import aws, images, queues, request, tune
+from smlightning_sagemaker.job import aws, images, queues, request
 from smlightning_sagemaker.job.job import Job, JobError
 from smlightning_sagemaker.job.request import Destination
 from smlightning_sagemaker.preflight import requirements
@@ -210,7 +210,6 @@ def policy(given: Facts, who: str) -> dict[str, Any]:
     statements: list[dict[str, Any]] = []
     actions_on: dict[tuple[tuple[str, ...], Condition], set[str]] = {}
     kinds = [replace(given, queue="")]
-    kinds += [search(kinds[0])] if given.job.tune.ranges else []
     kinds += [given] if given.queue else []
     for kind in kinds:
         for need in [*needs(kind, who), *(needs(kind, LOOKER) if who == CALLER else [])]:
@@ -227,12 +226,6 @@ def policy(given: Facts, who: str) -> dict[str, Any]:
             }
         statements.append(statement)
     return {"Version": "2012-10-17", "Statement": statements}
-
-
-def search(given: Facts) -> Facts:
-    """The facts for `tune`, whose names contain less of the job's name."""
-    stamp = len("-000000-000000")
-    return replace(given, tuning=True, job_name=f"{tune.job_name(given.job)[:-stamp]}-*")
 
 
 def account_of(job: Job) -> str:
