@@ -75,8 +75,6 @@ def test_an_unexpected_word_is_reported(capsys, words, said):
     [
         ([], "COMMAND"),
         (["deploy", "a-job", "--count", "two"], "--count"),
-        (["submit", "--queue", ""], "--queue"),  # of an unset variable: it would send at once
-        (["submit", "--queue", "no such queue!"], "--queue"),
         (["rehearse", "--hosts", "two"], "--hosts"),
     ],
 )

@@ -5,9 +5,8 @@ A command imports heavy modules when it runs, so that `--help` answers at once.
 
 import argparse
 import json
-import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,19 +66,6 @@ DRY_RUN = option("--dry-run", "print the request as JSON and send nothing", acti
 REPORT = option("--json", "also write the result to this file", type=Path, metavar="FILE")
 
 
-def queue_name(text: str) -> str:
-    """The name or ARN of a queue; an empty one, as of an unset variable, would send the job now."""
-    if not re.fullmatch(r"arn:\S+|[A-Za-z0-9][\w-]{0,127}", text, re.ASCII):
-        raise argparse.ArgumentTypeError(f"{text!r} is neither name nor ARN of a queue")
-    return text
-
-
-QUEUE = option(
-    "--queue",
-    "name or ARN of a queue of AWS Batch that starts the job",
-    type=queue_name,
-    metavar="NAME",
-)
 # Commands with this option are for jobs that were sent, and need no valid job.toml.
 REGION = option(
     "--region", "region of the job (the one it was sent to, or of job.toml)", default=""
@@ -103,22 +89,9 @@ def run(arguments: argparse.Namespace) -> int:
         if is_sent:
             given = arguments.region
             arguments.region = sent_jobs.region_of(project, name, given=given, job_file=job_file)
-            arguments.service_job = sent_jobs.service_job(project, name)
-            if name and arguments.command not in ("attach", "stop"):
-                arguments.name = training_job(project, name, arguments.region)
         else:
             project.add_src_to_path()
         return COMMANDS[arguments.command].run(arguments, project)
-
-
-def training_job(project: Project, name: str, region: str) -> str:
-    """The name of a job's training job: its own, or in a queue the latest attempt's."""
-    service_job = sent_jobs.service_job(project, name)
-    if not service_job:
-        return name
-    from smlightning_sagemaker.job import queues
-
-    return queues.training_job(name, service_job, region)
 
 
 def project_or_folder() -> Project:
@@ -270,7 +243,6 @@ def estimate(arguments: argparse.Namespace, project: Project) -> int:
         default="",
         metavar="EMAIL",
     ),
-    QUEUE,
     option("--existing-bucket", "do not create the bucket, because it exists", action="store_true"),
     example="--policy role",
 )
@@ -299,7 +271,6 @@ def account(arguments: argparse.Namespace, project: Project) -> int:
             without_ids=arguments.without_ids,
             existing_bucket=arguments.existing_bucket,
             notify=arguments.notify,
-            queue=arguments.queue or "",
         )
         text = yaml.safe_dump(content, sort_keys=False, width=100).rstrip()
     else:
@@ -311,7 +282,6 @@ def account(arguments: argparse.Namespace, project: Project) -> int:
             partition=partition,
             senders=(template.sender_arn(arguments.sender, account, partition),),
             image=image,
-            queue=arguments.queue or "",
         )
         text = json.dumps(template.policy(given, who), indent=2)
     for finding in template.not_granted(template.facts(wanted, project)):
@@ -326,25 +296,22 @@ def account(arguments: argparse.Namespace, project: Project) -> int:
     ACCEPT,
     DRY_RUN,
     option("--no-follow", "print the job's name and exit", action="store_true"),
-    QUEUE,
     YES,
     example="--dry-run",
 )
 def submit(arguments: argparse.Namespace, project: Project) -> int:
     """Build the request, check it, show it, ask the user, send it, and follow the job."""
     from smlightning_sagemaker import preflight
-    from smlightning_sagemaker.job import job, queues, sending
+    from smlightning_sagemaker.job import job, sending
 
     wanted = job.load(arguments.job, project)
     destination = destination_of(wanted, arguments)
     results, body = preflight.offline_checks(wanted, project, destination)
-    queue = arguments.queue or ""
-    if not passes(arguments, project, wanted, results, body, queue=queue):
+    if not passes(arguments, project, wanted, results, body):
         return 1
     assert body
-    queued = queues.service_job(body, queue, wanted.create) if queue else None
     if arguments.dry_run:
-        print(json.dumps(queued or body, indent=2))
+        print(json.dumps(body, indent=2))
         return 0
     fingerprint = sending.fingerprint(wanted, project)
     before = sent_jobs.same(project, fingerprint)
@@ -352,27 +319,20 @@ def submit(arguments: argparse.Namespace, project: Project) -> int:
         print(f"again   the same job was sent as {before}")
     if not confirmed("Send it?", arguments.yes):
         return 1
-    name, service_job = sending.submit(wanted, project, destination, body, queued)
+    name = sending.submit(wanted, project, destination, body)
     print(f"sent    {name}", flush=True)  # at once: from now on the job is billed
     profile = sent_jobs.profile_of(project, given=arguments.profile, job_file=arguments.job)
-    sent_jobs.remember(project, name, wanted.region, fingerprint, profile, service_job)
+    sent_jobs.remember(project, name, wanted.region, fingerprint, profile)
     if arguments.no_follow:
         return 0
-    return followed(project, name, wanted.region, service_job)
+    return followed(project, name, wanted.region)
 
 
-def followed(project: Project, name: str, region: str, service_job: str) -> int:
-    """Follow a job, of a queue each attempt; 1 unless its last training job completed."""
+def followed(project: Project, name: str, region: str) -> int:
+    """Follow a job; 1 unless it completed."""
     from smlightning_sagemaker.follow import follow
-    from smlightning_sagemaker.job import queues
 
-    names: Iterable[str] = [name]
-    if service_job:
-        names = queues.training_jobs(name, service_job, region)
-    status = ""
-    for each in names:
-        status = follow.follow(each, region, metrics(project)).status
-    return int(status != "Completed")
+    return int(follow.follow(name, region, metrics(project)).status != "Completed")
 
 
 def destination_of(wanted: "Job", arguments: argparse.Namespace) -> "Destination":
@@ -391,8 +351,6 @@ def passes(
     wanted: "Job",
     results: Sequence[Finding],
     body: dict[str, Any] | None,
-    *,
-    queue: str = "",
 ) -> bool:
     """Check the account and print all findings; print hosts and cost if there is no error.
 
@@ -405,7 +363,7 @@ def passes(
     from smlightning_sagemaker.preflight import requirements
 
     if body and not arguments.dry_run:
-        results = [*results, *accounts.check(wanted, body, queue=queue)]
+        results = [*results, *accounts.check(wanted, body)]
         results += requirements.resolved(wanted, project)
     if print_findings(results, arguments.accept):
         return False
@@ -455,7 +413,7 @@ def list_jobs(arguments: argparse.Namespace, project: Project) -> int:
 
 @command("attach", "follow a job again", REGION, NAME, example=A_JOB)
 def attach(arguments: argparse.Namespace, project: Project) -> int:
-    return followed(project, arguments.name, arguments.region, arguments.service_job)
+    return followed(project, arguments.name, arguments.region)
 
 
 @command(
@@ -475,13 +433,8 @@ def why(arguments: argparse.Namespace, project: Project) -> int:
 @command("stop", "stop a job, and end its warm pool", REGION, NAME, example=A_JOB)
 def stop(arguments: argparse.Namespace, project: Project) -> int:
     from smlightning_sagemaker.follow import jobs
-    from smlightning_sagemaker.job import queues
 
-    name, region, service_job = arguments.name, arguments.region, arguments.service_job
-    done = queues.stop(name, service_job, region) if service_job else ""
-    if service_job and not done:  # its last training job may have a warm pool
-        name = queues.training_job(name, service_job, region)
-    print(done or jobs.stop(name, region))
+    print(jobs.stop(arguments.name, arguments.region))
     return 0
 
 

@@ -87,7 +87,7 @@ def test_cfn_lint_has_no_finding(full, tmp_path):
     api = pytest.importorskip("cfnlint.api")
     small = full.replace(request={}, role="", bucket="", network=Network(), mlflow="", tags={})
     express = full.replace(bucket="words--use1-az4--x-s3")
-    whole = {"github": GITHUB, "notify": "me@example.com", "queue": "team"}
+    whole = {"github": GITHUB, "notify": "me@example.com"}
     for job, options in ((full, whole), (small, {}), (express, whole)):
         body = yaml.safe_dump(template.cloudformation(job, PROJECT, **options))
         matches = [match for match in api.lint_all(body) if match.rule.id[0] != "I"]
@@ -103,9 +103,6 @@ def test_the_end_of_each_job_of_the_project_is_mailed(full):
     assert subscription["Endpoint"] == "me@example.com"
     (statement,) = stack["NotifyTopicPolicy"]["Properties"]["PolicyDocument"]["Statement"]
     assert statement["Principal"] == {"Service": "events.amazonaws.com"}
-    queued = template.cloudformation(full, PROJECT, notify="me@example.com", queue="team")
-    detail = queued["Resources"]["NotifyRule"]["Properties"]["EventPattern"]["detail"]
-    assert detail["TrainingJobName"] == [{"prefix": "words-"}, {"prefix": "AWSBatchwords-"}]
     without_mail = template.cloudformation(full, PROJECT)["Resources"]
     assert not [name for name in without_mail if name.startswith("Notify")]
     with pytest.raises(UserError, match="my phone"):

@@ -131,10 +131,8 @@ def own(given: Job) -> dict[str, Any]:
 
 
 def variants(given: Job) -> list[tuple[table.Facts, table.Facts]]:
-    """Pairs of facts, for the needs of a job or a job in a queue, and for its policy."""
-    wanted, allowed = sent(given), patterns(given)
-    changes: list[dict[str, Any]] = [{}, {"queue": "team"}]
-    return [(replace(wanted, **each), replace(allowed, **each)) for each in changes]
+    """A pair of facts, for the needs of a job and for its policy."""
+    return [(sent(given), patterns(given))]
 
 
 def missing(given: table.Facts, who: str, policy: dict[str, Any]) -> list[Finding]:
@@ -148,48 +146,12 @@ def label(line: int) -> str:
     return f"{table.TABLE[line].who}.{table.TABLE[line].action}.{line}"
 
 
-@pytest.mark.parametrize("queue", ["", "team", f"arn:aws:batch:{REGION}:{ACCOUNT}:job-queue/team"])
 @pytest.mark.parametrize("name", JOBS)
-def test_a_job_has_every_permission_with_its_policies(name, queue):
-    """Policies that are made for a queue also allow a job without it."""
-    allowed, wanted = replace(patterns(JOBS[name]), queue=queue), sent(JOBS[name])
+def test_a_job_has_every_permission_with_its_policies(name):
+    allowed, wanted = patterns(JOBS[name]), sent(JOBS[name])
     for who in WHO:
         policy = template.policy(allowed, who)
         assert missing(wanted, who, policy) == []
-        assert missing(replace(wanted, queue=queue and "team"), who, policy) == []
-
-
-def test_a_queue_allows_no_more_than_its_training_jobs():
-    """Which have names that Batch makes, and another queue is another permission."""
-    given = patterns(job(tags={"project": "words"}))
-    policies = {who: template.policy(replace(given, queue="team"), who) for who in WHO}
-    batch, made = f"arn:aws:batch:{REGION}:{ACCOUNT}:", f"AWSBatchwords-2026{'0' * 32}"
-    limits = [
-        ("caller", "batch:SubmitServiceJob", batch, "job-queue/team", "job-queue/other"),
-        ("caller", "batch:TagResource", batch, "service-job/1", "job-queue/team"),
-        ("caller", "sagemaker:DescribeTrainingJob", f"{MLFLOW}:training-job/", made, "AWSBatchnlp"),
-        ("caller", "sagemaker:CreateTrainingJob", f"{MLFLOW}:training-job/", "words-1", made),
-        ("role", "s3:PutObject", f"{S3}words-bucket/", f"{made}/output/x", "AWSBatchnlp/x"),
-        ("role", "s3:GetObject", f"{S3}words-bucket/", "words-2/source/x", "nlp-2/source/x"),
-        ("role", "logs:PutLogEvents", STREAMS, f"{made}/algo-1", "AWSBatchnlp/algo-1"),
-        ("looker", "batch:DescribeJobQueues", "", "*", "*"),
-    ]
-    for who, action, place, inside, outside in limits:
-        policy = [policies[who]]
-        assert evaluate(policy, action, place + inside, {}).decision == ALLOWED, action
-        if inside != outside:
-            assert evaluate(policy, action, place + outside, {}).decision != ALLOWED, action
-    # The code is uploaded before Batch makes a name, and the role reads it.
-    found = table.resources_of(replace(given, queue="team"))
-    assert found["objects of the code"] == [f"{S3}words-bucket/words-*/source/*"]
-    assert {*found["objects of the code"]} < {*found["objects of all"]}
-    without = json.dumps([template.policy(given, who) for who in WHO])
-    assert "batch:" not in without and "AWSBatch" not in without
-
-
-def test_the_pattern_of_a_queue_has_what_surely_fits_of_a_long_name():
-    long = patterns(job(name="a-name-of-more-than-sixteen"))
-    assert replace(long, queue="team").training_job == "AWSBatcha-name-of-more-than-six*"
 
 
 def test_policies_have_iams_grammar(aws):

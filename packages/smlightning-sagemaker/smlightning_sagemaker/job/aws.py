@@ -138,8 +138,6 @@ def shape(name: str) -> Any:
 
 def request_shape(kind: str) -> Any:
     """The shape of the request that creates something of this kind, as in EndpointConfig."""
-    if kind == "ServiceJob":  # of AWS Batch
-        return model("batch").operation_model("SubmitServiceJob").input_shape
     return model().operation_model(f"Create{kind}").input_shape
 
 

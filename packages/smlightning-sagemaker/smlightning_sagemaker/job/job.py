@@ -82,12 +82,11 @@ class Network(Table):
 
 
 class Create(Table):
-    """Members of the requests of `deploy` and `submit --queue`, by AWS's names."""
+    """Members of the requests of `deploy`, by AWS's names."""
 
     Model: dict[str, Any] = key("", "members of CreateModel", default=dict)
     EndpointConfig: dict[str, Any] = key("", "members of CreateEndpointConfig", default=dict)
     Endpoint: dict[str, Any] = key("", "members of CreateEndpoint", default=dict)
-    ServiceJob: dict[str, Any] = key("", "members of Batch's SubmitServiceJob", default=dict)
 
 
 class OnlyCreate(Table, extra="ignore"):

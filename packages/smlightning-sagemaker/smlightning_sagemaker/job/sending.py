@@ -22,28 +22,20 @@ def submit(
     project: Project,
     destination: Destination,
     body: dict[str, Any],
-    queued: dict[str, Any] | None = None,
-) -> tuple[str, str]:
-    """Upload the code, and create the training job without waiting for it.
+) -> str:
+    """Upload the code, and create the training job without waiting for it; its name.
 
     Args:
         job: of job.toml.
         project: whose src/ is uploaded.
         destination: of the request; its bucket is created if it is missing.
         body: CreateTrainingJob, as it was checked.
-        queued: SubmitServiceJob with this body; the job then goes to its queue.
-
-    Returns:
-        Its name, and its ID in AWS Batch, which is empty without a queue.
     """
     name = str(body["TrainingJobName"])
     ensure_bucket(job, destination)
     upload(job, project, destination, name, body["OutputDataConfig"])
-    if queued:
-        answer = aws.client("batch", job.region).submit_service_job(**queued)
-        return name, str(answer["jobId"])
     aws.call(aws.client("sagemaker", job.region), "Create", "TrainingJob", name, **body)
-    return name, ""
+    return name
 
 
 def fingerprint(job: Job, project: Project) -> str:

@@ -10,7 +10,7 @@ from smlightning_sagemaker.job import aws
 from smlightning_sagemaker.project import Project
 
 FILE = ".jobs.jsonl"  # in the project's folder; a line for each job, as `remember` notes it
-OPTIONAL = ("profile", "fingerprint", "service_job")  # keys that older lines do not have
+OPTIONAL = ("profile", "fingerprint")  # keys that older lines do not have
 
 
 def remember(
@@ -19,7 +19,6 @@ def remember(
     region: str,
     fingerprint: str = "",
     profile: str = "",
-    service_job: str = "",
 ) -> None:
     """Note a job that was sent.
 
@@ -29,14 +28,12 @@ def remember(
         region: of the job.
         fingerprint: of job and code (sending.fingerprint); finds a job that is sent again.
         profile: of AWS's configuration, with which it was sent.
-        service_job: its ID in AWS Batch, if it was sent to a queue.
     """
     entry = {
         "name": name,
         "region": region,
         "profile": profile,
         "fingerprint": fingerprint,
-        "service_job": service_job,
     }
     with (project.root / FILE).open("a", encoding="utf-8") as file:
         file.write(json.dumps(entry) + "\n")
@@ -64,11 +61,6 @@ def last(project: Project, key: str, value: str) -> dict[str, str]:
 def remembered(project: Project) -> dict[str, str]:
     """Name → region of the jobs that were sent, the oldest first."""
     return {entry["name"]: entry["region"] for entry in entries(project)}
-
-
-def service_job(project: Project, name: str) -> str:
-    """The ID in AWS Batch of a job that was sent to a queue; empty for others."""
-    return last(project, "name", name).get("service_job", "")
 
 
 def same(project: Project, fingerprint: str) -> str:

@@ -31,7 +31,6 @@ def check(
     *,
     sender: str = "",
     connections: tuple[Connection, ...] = (),
-    queue: str = "",
 ) -> list[Finding]:
     """The findings of every check; `skipped` ones say what AWS did not answer.
 
@@ -40,7 +39,6 @@ def check(
         body: the request that would be sent.
         sender: name or ARN of the role that will send it; empty: the caller.
         connections: what the job's processes connect to.
-        queue: of AWS Batch, to which it is sent; empty: it is sent to SageMaker.
     """
     from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
@@ -64,7 +62,6 @@ def check(
         role,
         sender=sender,
         connections=connections,
-        queue=queue,
     )
     with ThreadPoolExecutor() as pool:
         answers = pool.map(lambda name: answered(name, context), CHECKS)

@@ -20,7 +20,6 @@ class Context:
     role: str  # name or ARN of the job's role; empty: the caller's own
     sender: str = ""  # name or ARN of the role that will send it; empty: the caller
     connections: tuple[Connection, ...] = ()  # what the job's processes connect to
-    queue: str = ""  # of `submit --queue`, a name or an ARN
 
     def client(self, service: str, region: str = "") -> Any:
         """boto3's client of a service, in the job's region or another one."""

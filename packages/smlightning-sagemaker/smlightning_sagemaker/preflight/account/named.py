@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from smlightning_sagemaker.findings import Finding, error, has_errors, skipped, warning
-from smlightning_sagemaker.job import aws, images, queues
+from smlightning_sagemaker.job import aws, images
 from smlightning_sagemaker.preflight.account import table
 from smlightning_sagemaker.preflight.account.context import Context
 
@@ -69,21 +69,11 @@ SERVER = Kind(
     ("Stopping", "Stopped", "StartFailed", "CreateFailed", "Deleting"),
     "start it (aws sagemaker start-mlflow-tracking-server), or use another",
 )
-# The first fact by which a queue takes no training jobs; else its status.
-QUEUE = Kind(
-    "batch",
-    "describe_job_queues",
-    f"jobQueues == `[]` && 'missing' || jobQueues[0].jobQueueType != '{queues.TYPE}' && "
-    "'not for training jobs' || jobQueues[0].state == 'DISABLED' && 'DISABLED' || "
-    "jobQueues[0].status",
-    ("missing", "not for training jobs", "DISABLED", "DELETING", "DELETED", "INVALID"),
-    f"name an enabled queue of type {queues.TYPE} (aws batch describe-job-queues)",
-)
 APP = Kind("sagemaker", "describe_mlflow_app", "Status", ("CreateFailed", "Deleting", "Deleted"))
 
 
 def named(context: Context) -> Iterator[Finding]:
-    """Findings about image, file systems, keys, secrets, MLflow server and queue."""
+    """Findings about image, file systems, keys, secrets and MLflow server."""
     yield from image(context)
     yield from file_systems(context)
     output, config = context.request["OutputDataConfig"], context.request["ResourceConfig"]
@@ -96,8 +86,6 @@ def named(context: Context) -> Iterator[Finding]:
             yield from ask(context, key, f"KMS key {name}", KEY, KeyId=name)[1]
     yield from secrets(context)
     yield from server(context)
-    if name := context.queue:
-        yield from ask(context, "--queue", f"queue {name}", QUEUE, jobQueues=[name])[1]
 
 
 def ask(

@@ -126,7 +126,6 @@ def facts_of(context: Context, role_arn: str) -> Facts:
         account=context.account,
         role=role_arn,
         job_name=str(context.request.get("TrainingJobName", "*")),
-        queue=context.queue,
     )
 
 
@@ -205,8 +204,6 @@ def missing_permissions(
 REQUIRED = (
     "sagemaker:CreateTrainingJob",
     "sagemaker:AddTags",
-    "batch:SubmitServiceJob",
-    "batch:TagResource",
     "iam:PassRole",
 )
 

@@ -6,12 +6,12 @@ CloudFormation file are made from them (template.py).
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from smlightning import stored_secrets
 from smlightning.stored_secrets import Reference
-from smlightning_sagemaker.job import images, inference_images, queues, request
+from smlightning_sagemaker.job import images, inference_images, request
 from smlightning_sagemaker.job.job import Job
 from smlightning_sagemaker.preflight import requirements
 
@@ -42,7 +42,6 @@ class Facts:
     job_name: str  # of the training job; a pattern in a policy
     senders: tuple[str, ...] = ()  # ARNs of those whose permissions preflight checks
     inference_image: str = ""  # of `deploy --image`; empty: AWS's own for PyTorch
-    queue: str = ""  # of `submit --queue`, a name or an ARN; empty: SageMaker gets the job itself
     key_arns: Mapping[str, str] = field(default_factory=dict)  # alias in the request → KMS key
 
     def arn(self, service: str, name: str, *, account: str = "", region: str = "") -> str:
@@ -52,9 +51,8 @@ class Facts:
 
     @property
     def training_job(self) -> str:
-        """The name of the training job; in a queue, the pattern of the names."""
-        name = str(self.request["TrainingJobName"])
-        return queues.training_jobs_pattern(name) if self.queue else name
+        """The name of the training job; a pattern in a policy."""
+        return str(self.request["TrainingJobName"])
 
     @property
     def output(self) -> str:
@@ -63,8 +61,7 @@ class Facts:
 
     def of_job(self, output: str, inside: str = "") -> list[str]:
         """Objects of the training job below an S3 address; SageMaker adds the job's name."""
-        slash = "" if self.queue else "/"
-        return self.objects(f"{output.rstrip('/')}/{self.training_job}{slash}{inside}")
+        return self.objects(f"{output.rstrip('/')}/{self.training_job}/{inside}")
 
     def objects(self, address: str, rest: str = "*") -> list[str]:
         """ARN of the objects at an S3 address; none in S3 Express and behind an access point.
@@ -120,7 +117,6 @@ def resources_of(facts: Facts) -> dict[str, list[str]]:
     return {
         "everything": [EVERY],
         **_of_job(facts),
-        **_of_queue(facts),
         **_of_storage(facts),
         **_of_network(facts),
         **_of_secrets(facts),
@@ -149,7 +145,6 @@ def _of_job(facts: Facts) -> dict[str, list[str]]:
     request = facts.request
     jobs = [facts.arn("sagemaker", f"training-job/{facts.training_job}")]
     principals = [facts.role, *facts.senders]
-    created = [] if facts.queue else jobs
     stream = f"{facts.training_job.removesuffix('*')}*"
     uri = str(request["AlgorithmSpecification"].get("TrainingImage", ""))
     mlflow, debug = facts.job.mlflow, request.get("RemoteDebugConfig", {})
@@ -157,9 +152,8 @@ def _of_job(facts: Facts) -> dict[str, list[str]]:
     place, _, path = package.partition(":repository/")
     return {
         "job": jobs,
-        "created job": created,
         "job with a warm pool": jobs if facts.job.keep_alive_s else [],
-        "tagged jobs": created if request.get("Tags") else [],
+        "tagged jobs": jobs if request.get("Tags") else [],
         "execution role": [facts.role],
         "roles": [arn for arn in principals if ":role" in arn],
         "principals": principals,
@@ -180,19 +174,6 @@ def _of_job(facts: Facts) -> dict[str, list[str]]:
     }
 
 
-def _of_queue(facts: Facts) -> dict[str, list[str]]:
-    """A queue of AWS Batch, and the service jobs in it, whose IDs nobody knows before."""
-    jobs = [facts.arn("batch", "service-job/*")] if facts.queue else []
-    name = facts.queue
-    queue = name if name.startswith("arn:") else facts.arn("batch", f"job-queue/{name}")
-    return {
-        "any queue": _any(jobs),
-        "queue and its jobs": [queue, *jobs] if jobs else [],
-        "queued jobs": jobs,
-        "tagged queued jobs": jobs if facts.request.get("Tags") else [],
-    }
-
-
 def _of_storage(facts: Facts) -> dict[str, list[str]]:
     """Objects and buckets of each of the job's and the model's places."""
     named = {}
@@ -206,7 +187,7 @@ def _places(facts: Facts) -> dict[str, list[str]]:
     """ARN of objects in S3. Code, checkpoints and model lie in a folder with the job's name."""
     request = facts.request
     own = facts.of_job(facts.output)
-    code = replace(facts, queue="").of_job(facts.output, "source/")  # request.archive_uri
+    code = facts.of_job(facts.output, "source/")  # request.archive_uri
     checkpoints = request.get("CheckpointConfig", {}).get("S3Uri", "")
     is_kept = checkpoints.startswith("s3://")
     kept = facts.objects(f"{checkpoints.rstrip('/')}/") if is_kept else []
@@ -221,7 +202,7 @@ def _places(facts: Facts) -> dict[str, list[str]]:
         "the code": code,
         "checkpoints": kept,
         "outputs": outputs,
-        "all": [*inputs, *(code if facts.queue else []), *outputs],
+        "all": [*inputs, *outputs],
     }
 
 
@@ -377,7 +358,6 @@ def _lines(who: str, actions: str, resources: str) -> Iterator[Permission]:
 
 # AWS's pages that say so, below docs.aws.amazon.com:
 # AmazonS3/latest/userguide/UsingKMSEncryption.html
-# IAM/latest/UserGuide/list_awsbatch.html
 # IAM/latest/UserGuide/id_roles_use_passrole.html
 # codeartifact/latest/ug/auth-and-access-control-iam-identity-based-access-control.html
 # sagemaker/latest/dg/mlflow-create-tracking-server-iam.html
@@ -395,12 +375,8 @@ def _lines(who: str, actions: str, resources: str) -> Iterator[Permission]:
 # systems-manager/latest/userguide/sysman-paramstore-access.html
 TABLE: tuple[Permission, ...] = (
     # `submit`, `attach` and `stop`; then the job itself.
-    *_lines(CALLER, "sagemaker:CreateTrainingJob", "created job"),
+    *_lines(CALLER, "sagemaker:CreateTrainingJob", "job"),
     *_lines(CALLER, "sagemaker:AddTags", "tagged jobs"),
-    *_lines(CALLER, "batch:SubmitServiceJob", "queue and its jobs"),
-    *_lines(CALLER, "batch:TagResource", "tagged queued jobs"),
-    *_lines(CALLER, "batch:DescribeServiceJob", "any queue"),
-    *_lines(CALLER, "batch:TerminateServiceJob", "queued jobs"),
     *_lines(CALLER, "iam:PassRole", "execution role"),
     *_lines(CALLER, "s3:PutObject", "objects of the code"),
     *_lines(CALLER, "kms:GenerateDataKey Decrypt", "key of the output"),
@@ -444,7 +420,6 @@ TABLE: tuple[Permission, ...] = (
     *_lines(LOOKER, "iam:GetRole", "roles"),
     *_lines(LOOKER, "iam:SimulatePrincipalPolicy", "principals"),
     *_lines(LOOKER, "sagemaker:ListTrainingJobs", "everything"),
-    *_lines(LOOKER, "batch:DescribeJobQueues", "any queue"),
     *_lines(LOOKER, "servicequotas:ListServiceQuotas", "everything"),
     *_lines(LOOKER, "servicequotas:ListAWSDefaultServiceQuotas", "everything"),
     *_lines(LOOKER, "pricing:GetProducts", "everything"),

@@ -6,13 +6,12 @@ checks. Only `account_of` asks AWS.
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from smlightning.errors import UserError
 from smlightning_sagemaker.findings import Finding, error, warning
-from smlightning_sagemaker.job import aws, images, queues, request
+from smlightning_sagemaker.job import aws, images, request
 from smlightning_sagemaker.job.job import Job, JobError
 from smlightning_sagemaker.job.request import Destination
 from smlightning_sagemaker.preflight import requirements
@@ -89,7 +88,6 @@ def facts(
     path: str = "",
     senders: tuple[str, ...] = (),
     image: str = "",
-    queue: str = "",
 ) -> Facts:
     """The facts for the table, in an account that may be a placeholder.
 
@@ -101,7 +99,6 @@ def facts(
         path: of the execution role; empty: as job.toml has it.
         senders: ARNs of the users and roles that send the job.
         image: that the model answers in; empty: AWS's own.
-        queue: of AWS Batch, to which jobs may be sent, too.
 
     Raises:
         UserError: no request can be built from this job, or a name would be a pattern in a policy.
@@ -121,7 +118,6 @@ def facts(
         job_name=pattern,
         senders=senders,
         inference_image=image,
-        queue=queue,
     )
 
 
@@ -209,11 +205,8 @@ def policy(given: Facts, who: str) -> dict[str, Any]:
     """The policy of one of the table's; actions on the same resources are one statement."""
     statements: list[dict[str, Any]] = []
     actions_on: dict[tuple[tuple[str, ...], Condition], set[str]] = {}
-    kinds = [replace(given, queue="")]
-    kinds += [given] if given.queue else []
-    for kind in kinds:
-        for need in [*needs(kind, who), *(needs(kind, LOOKER) if who == CALLER else [])]:
-            actions_on.setdefault((need.resources, need.condition), set()).add(need.action)
+    for need in [*needs(given, who), *(needs(given, LOOKER) if who == CALLER else [])]:
+        actions_on.setdefault((need.resources, need.condition), set()).add(need.action)
     for (resources, condition), actions in actions_on.items():
         statement: dict[str, Any] = {
             "Effect": "Allow",
@@ -252,7 +245,6 @@ def cloudformation(
     without_ids: bool = False,
     existing_bucket: bool = False,
     notify: str = "",
-    queue: str = "",
 ) -> dict[str, Any]:
     """cloudformation.yaml for a job: its role and bucket, and two roles for GitHub's workflows.
 
@@ -263,7 +255,6 @@ def cloudformation(
         without_ids: github is OWNER/REPOSITORY, for repositories from before 2026-07-15.
         existing_bucket: create no bucket.
         notify: the address that gets a mail at the end of each job; empty: none.
-        queue: of AWS Batch, to which jobs may be sent, too.
 
     Raises:
         UserError: no request can be built from this job, github is not a repository, or notify no
@@ -275,7 +266,7 @@ def cloudformation(
     sender = f"{job.name}-github"
     sender_arn = f"arn:{PARTITION}:iam::{ACCOUNT}:role${{RolePath}}{sender}"
     senders = (sender_arn,) if github else ()
-    given = facts(job, project, path="${RolePath}", senders=senders, queue=queue)
+    given = facts(job, project, path="${RolePath}", senders=senders)
     bucket = aws.s3_location(given.output)[0]
     exists = existing_bucket or not given.objects(given.output)  # it creates ordinary buckets only
     content: dict[str, Any] = yaml.safe_load(FILE.read_text(encoding="utf-8"))
@@ -304,9 +295,7 @@ def cloudformation(
             raise UserError(f"--notify {notify} is not an email address", "as in me@example.com")
         resources["NotifyTopic"]["Properties"]["Subscription"][0]["Endpoint"] = notify
         detail = resources["NotifyRule"]["Properties"]["EventPattern"]["detail"]
-        names = [f"{job.name}-*"]
-        names += [queues.training_jobs_pattern(names[0])] if queue else []
-        detail["TrainingJobName"] = [{"prefix": name.removesuffix("*")} for name in names]
+        detail["TrainingJobName"] = [{"prefix": f"{job.name}-"}]
     else:
         leave_out(content, NOTIFY_PARTS)
     if exists:
