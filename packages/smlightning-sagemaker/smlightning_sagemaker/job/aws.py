@@ -75,7 +75,7 @@ def session() -> Any:
 
 
 def of_an_sdk(region: str, bucket: str) -> dict[str, Any]:
-    """The arguments of a session of SageMaker's SDK, of version 2 and of version 3.
+    """The arguments of a session of SageMaker's SDK.
 
     The request is complete without the defaults of the SDK's configuration file.
     """
