@@ -14,7 +14,7 @@ import sys
 import common
 
 COMPARED = ("steps_per_second.py", "preparation.py", "checkpoints.py")
-SMALL = (*COMPARED, "baselines.py", "estimate.py")
+SMALL = (*COMPARED, "estimate.py")
 ALL = (*SMALL, "sharding.py", "scale.py")  # gpu.py and a test run these two small
 
 

@@ -1,9 +1,9 @@
 """Measures how long training waits for a checkpoint: train.py against Lightning's ModelCheckpoint.
 
-    python benchmarks/checkpoints.py --width 1024 --rounds 6   # a state of 1 GB
+    python benchmarks/checkpoints.py --width 2304 --rounds 6   # a state of 1 GB
     python benchmarks/checkpoints.py --against ../older        # and another checkout's
 
-All train the language model with this width, and take turns (common.py): some steps and a
+All train a BERT of this width, and take turns (common.py): some steps and a
 checkpoint of one, then of the next. The wait is in seconds of a clock and of its thread. A turn
 ends when train.py's thread has written its checkpoint.
 """
@@ -16,14 +16,16 @@ from typing import Any
 import common
 from common import HERE, Run
 
+from smlightning_sagemaker.testing.checkpoints import write_bert
+
 OPTIONS = {
-    "layers": 1, "max_length": 32, "batch_size": 1, "epochs": 100, "num_workers": 0,
+    "batch_size": 1, "epochs": 100, "num_workers": 0,
     "checkpoint_steps": 3, "hang_seconds": 3600, "resume": "never",
 }  # fmt: skip
 
 
-def start(project: Path, program: list[str], name: str, width: int) -> Run:
-    options: dict[str, Any] = {**OPTIONS, "width": width, "output_dir": f"outputs-{name}"}
+def start(project: Path, program: list[str], name: str, model: str) -> Run:
+    options: dict[str, Any] = {**OPTIONS, "model_name": model, "output_dir": f"outputs-{name}"}
     return Run(project, [*program, *common.words(options)], turns=True)
 
 
@@ -34,12 +36,13 @@ def main() -> int:
     if arguments.small:
         arguments.width, arguments.rounds = 16, 2
     with common.folder() as folder:
-        projects = common.projects(folder, arguments.against, "language-model")
+        projects = common.projects(folder, arguments.against)
+        model = write_bert(folder / "bert", common.LETTERS, hidden=arguments.width)
         programs = {name: [common.WATCH, "stalls"] for name in projects}
         projects["Lightning"] = projects["train.py"]
         programs["Lightning"] = [str(HERE / "loops.py"), "saving"]
         starts = {
-            name: partial(start, project, programs[name], name, arguments.width)
+            name: partial(start, project, programs[name], name, model)
             for name, project in projects.items()
         }
         # The first turn that is kept takes new memory and writes the best weights, as each run's.

@@ -34,14 +34,16 @@ Facts = dict[str, float]
 Interval = tuple[float, float, float]  # value, lowest, highest
 
 
-def generate(folder: Path, checkout: Path = ROOT, task: str = "text-classification") -> Path:
-    """Generate a project of this task with default answers from a checkout of the template."""
+def generate(folder: Path, checkout: Path = ROOT) -> Path:
+    """Generate a project with default answers from a checkout of the template."""
     folder.mkdir(parents=True, exist_ok=True)
-    answers = [f"task={task}", f"project_slug={task}"]
     command = [sys.executable, "-m", "cookiecutter", str(checkout), "--no-input"]
-    command += ["--output-dir", str(folder), *answers]
+    command += ["--output-dir", str(folder), "project_slug=project"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return folder / task
+    packages = folder / "packages"
+    if not packages.exists():
+        packages.symlink_to(checkout / "packages")
+    return folder / "project"
 
 
 @contextlib.contextmanager
@@ -65,11 +67,11 @@ def parser_of(description: str | None, compares: bool = False) -> argparse.Argum
     return parser
 
 
-def projects(folder: Path, against: Path | None, task: str) -> dict[str, Path]:
+def projects(folder: Path, against: Path | None) -> dict[str, Path]:
     """A project of this checkout, and one of the checkout to compare with, if there is one."""
-    found = {"train.py": generate(folder, task=task)}
+    found = {"train.py": generate(folder)}
     if against:
-        found["before"] = generate(folder / "before", against.resolve(), task)
+        found["before"] = generate(folder / "before", against.resolve())
     return found
 
 
@@ -115,7 +117,8 @@ class Run:
         self.seats: list[Any] = []
         known = re.compile(r"(SM_|OMPI_|RANK$|WORLD_SIZE$|LOCAL_RANK$|MASTER_)")
         kept = {name: value for name, value in os.environ.items() if not known.match(name)}
-        places = [HERE, project / "src", *(project.parent / "packages").glob("*")]
+        packages = (project.parent / "packages").glob("smlightning*")
+        places = [HERE, project / "src", project / "vendor" / "smlightning", *packages]
         kept["PYTHONPATH"] = os.pathsep.join(map(str, places))
         kept.setdefault("OMP_NUM_THREADS", "1")
         port = free_port()

@@ -22,15 +22,11 @@ from typing import Any
 
 import common
 from common import ROOT, Run, words
-from lab import BERT, LLAMA, Lab
+from lab import Lab
 
-TEXT, LANGUAGE = "text-classification", "language-model"
-Cases = dict[str, tuple[str, dict[str, Any]]]  # by name: a task and options
+Cases = dict[str, dict[str, Any]]  # options by name
 LARGE = {"hidden": 1024, "num_hidden_layers": 24, "num_attention_heads": 16}
 LARGE |= {"intermediate_size": 4096}
-GPT2 = {"layers": 12, "width": 768, "heads": 12, "max_length": 1024, "batch_size": 16}
-# Dense bfloat16 FLOPs per second by NVIDIA's data sheets (half of those "with sparsity").
-PEAKS = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12, "L40S": 362e12}
 FIXED_KERNELS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # cuBLAS repeats its numbers only with it
 
 
@@ -49,35 +45,30 @@ class Answer:
 
 def whole_run(lab: Lab) -> Iterator[Answer]:
     """Does a run end well: train, test, save, predict, resume (loader workers by default)?"""
-    for task in (TEXT, LANGUAGE)[: 1 if lab.small else 2]:
-        run, output = lab.train(task, max_steps=12, checkpoint_steps=5)
-        last = [line for line in run.text().splitlines() if line.startswith("test/")]
-        yield Answer(f"{task}: test", "a line test/…", " ".join(last), bool(last))
-        program = ["src/predict.py", "abc", "--model_dir", str(output / "model")]
-        said = Run(lab.project(task), program).succeed().text()
-        yield Answer(f"{task}: predict", "an answer", said[:80], "abc" in said)
-        path = max((output / "checkpoints").glob("*.ckpt"), key=lambda path: path.stat().st_mtime)
-        run, _ = lab.train(task, max_steps=16, output_dir=output.name, resume=path)
-        found = re.search("^resume: .*", run.text(), re.M)
-        line = found[0] if found else ""
-        yield Answer(f"{task}: resume", "resume: from …", line, "resume: from" in line)
+    run, output = lab.train(max_steps=12, checkpoint_steps=5)
+    last = [line for line in run.text().splitlines() if line.startswith("test/")]
+    yield Answer("test", "a line test/…", " ".join(last), bool(last))
+    program = ["src/predict.py", "abc", "--model_dir", str(output / "model")]
+    said = Run(lab.project, program).succeed().text()
+    yield Answer("predict", "an answer", said[:80], "abc" in said)
+    path = max((output / "checkpoints").glob("*.ckpt"), key=lambda path: path.stat().st_mtime)
+    run, _ = lab.train(max_steps=16, output_dir=output.name, resume=path)
+    found = re.search("^resume: .*", run.text(), re.M)
+    line = found[0] if found else ""
+    yield Answer("resume", "resume: from …", line, "resume: from" in line)
 
 
 def exact(lab: Lab) -> Iterator[Answer]:
     """Is a run that was killed and resumed equal to the undisturbed one, bit for bit?"""
-    kinds: Cases = {"bytelm": (LANGUAGE, {})}
+    kinds: Cases = {"bytecnn": {}}
     if not lab.small:
-        bert = {"model_name": lab.model(BERT, hidden=64)}
-        llama = {"model_name": lab.model(LLAMA), "max_length": 64}
-        kinds |= {"bytecnn": (TEXT, {}), "bert": (TEXT, bert), "llama": (LANGUAGE, llama)}
-        kinds |= {"bert LoRA": (TEXT, {**bert, "lora_rank": 4})}
-        kinds |= {"llama LoRA": (LANGUAGE, {**llama, "lora_rank": 4})}
-        kinds |= {"llama fsdp": (LANGUAGE, {**llama, "strategy": "fsdp", "ranks": 2})}
+        bert = {"model_name": lab.bert(hidden=64)}
+        kinds |= {"bert": bert, "bert fsdp": {**bert, "strategy": "fsdp", "ranks": 2}}
     ways = [("32-true", False, True)]  # precision, compile, deterministic
     if lab.on_gpu:
         ways += [("bf16-mixed", False, True), ("16-mixed", False, True), ("bf16-mixed", True, True)]
         ways += [("bf16-mixed", False, False)]
-    for kind, (task, more) in kinds.items():
+    for kind, more in kinds.items():
         for precision, compiled, deterministic in ways:
             name = f"{kind} {precision}{' compiled' * compiled}{' free' * (not deterministic)}"
             options: dict[str, Any] = {
@@ -88,12 +79,12 @@ def exact(lab: Lab) -> Iterator[Answer]:
             options |= {"deterministic": deterministic, "max_steps": 9, "checkpoint_steps": 2}
             options |= more
             try:
-                yield from compare_resumed(lab, name, task, options)
+                yield from compare_resumed(lab, name, options)
             except Exception as error:  # go on with the other cases
                 yield Answer(name, "no difference", str(error)[-300:], False)
 
 
-def compare_resumed(lab: Lab, name: str, task: str, options: dict[str, Any]) -> Iterator[Answer]:
+def compare_resumed(lab: Lab, name: str, options: dict[str, Any]) -> Iterator[Answer]:
     """Compare a run with the same run again, and with one that is killed and resumed."""
 
     def state(output: Path) -> list[Any]:
@@ -105,12 +96,12 @@ def compare_resumed(lab: Lab, name: str, task: str, options: dict[str, Any]) -> 
         passed = gap == 0 if options["deterministic"] else None
         return Answer(f"{name}: {kind}", "no difference", f"{gap:g}", passed)
 
-    whole = state(lab.train(task, **options)[1])
+    whole = state(lab.train(**options)[1])
     if not lab.small:
-        yield answer("again", lab.train(task, **options)[1])
-    killed, output = lab.start(task, "is_killed_once_saved", **options)
+        yield answer("again", lab.train(**options)[1])
+    killed, output = lab.start("is_killed_once_saved", **options)
     killed.wait(600)
-    resumed, _ = lab.train(task, **{**options, "output_dir": output.name})
+    resumed, _ = lab.train(**{**options, "output_dir": output.name})
     if "resume: from" not in resumed.text():
         raise RuntimeError(f"it did not resume: {resumed.tail(0)}")
     yield answer("resumed", output)
@@ -128,15 +119,14 @@ def sharded(lab: Lab) -> Iterator[Answer]:
 
 def memory(lab: Lab) -> Iterator[Answer]:
     """Do GPU and host need what `smlightning estimate` says?"""
-    large = {"model_name": lab.model(BERT, **LARGE), "batch_size": 32}
+    large = {"model_name": lab.bert(**LARGE), "batch_size": 32}
     cases: Cases = {
-        "bytecnn": (TEXT, {"dataset": "cldr", "batch_size": 64}),
-        "BERT-large": (TEXT, {**large, "dataset": "cldr"}),
-        "GPT-2's size": (LANGUAGE, {**GPT2, "dataset": "stdlib"}),
+        "bytecnn": {"dataset": "cldr", "batch_size": 64},
+        "BERT-large": {**large, "dataset": "cldr"},
     }
-    for name, (task, options) in cases.items():
-        facts = lab.facts(task, "memory", max_steps=30, checkpoint_steps=10, **options)
-        total = lab.estimate(task, options)["memory"]["total"]
+    for name, options in cases.items():
+        facts = lab.facts("memory", max_steps=30, checkpoint_steps=10, **options)
+        total = lab.estimate(options)["memory"]["total"]
         share = facts["reserved"] / total
         found = (
             f"{share:.2f}, allocated {facts['allocated'] / total:.2f}, of {total / 2**30:.1f} GiB"
@@ -149,14 +139,13 @@ def memory(lab: Lab) -> Iterator[Answer]:
 
 def waits(lab: Lab) -> Iterator[Answer]:
     """How often does the host wait for the GPU in a step, and in a validation batch?"""
-    cases: Cases = {"bytelm": (LANGUAGE, {})}
+    cases: Cases = {"bytecnn": {}}
     if not lab.small:
         shape = LARGE if lab.on_gpu else {"hidden": 64}
-        cases["bert"] = (TEXT, {"model_name": lab.model(BERT, **shape)})
-        cases["bytecnn"] = (TEXT, {})
+        cases["bert"] = {"model_name": lab.bert(**shape)}
     chosen = {"max_steps": 14, "val_check_steps": 13, "epochs": 1, "num_workers": 0}
-    for name, (task, options) in cases.items():
-        facts = lab.facts(task, "profile", **chosen, **options)
+    for name, options in cases.items():
+        facts = lab.facts("profile", **chosen, **options)
         for kind in ("train", "validation"):
             found = facts[f"{kind} waits"]
             passed = found <= 0 if lab.on_gpu else None
@@ -169,24 +158,14 @@ def waits(lab: Lab) -> Iterator[Answer]:
 def step(lab: Lab) -> Iterator[Answer]:
     """Is a step as fast as a hand-written loop's, and how much of the GPU is used?"""
     mixed = {"precision": "bf16-mixed"}
-    bert = {"model_name": lab.model(BERT, **LARGE), "batch_size": 8, **mixed}
-    language = {"task": LANGUAGE, "compile": True, **mixed, **GPT2}
-    cases = {"bytecnn": (1.5, {}), "BERT-large": (1.03, bert), "bytelm": (1.03, language)}
+    bert = {"model_name": lab.bert(**LARGE), "batch_size": 8, **mixed}
+    cases = {"bytecnn": (1.5, {}), "BERT-large": (1.03, bert)}
     for name, (most, options) in cases.items():
         given = ["--rounds", "2", "--steps", "100", "--variants", "by hand", *words(options)]
         facts = lab.benchmark("steps_per_second.py", *given)
         ratio = facts["by hand"]["ratio"]
         found = common.shown(ratio)
         yield Answer(f"{name}: over by hand", f"≤ {most}", found, ratio[0] <= most)
-    turns = [each["seconds"] for each in facts["train.py"]["facts"]]  # of the language model
-    seconds = sum(turns) / len(turns) / common.TURN
-    layers, width, length = GPT2["layers"], GPT2["width"], GPT2["max_length"]
-    # PaLM, appendix B: 6 N + 12 · layers · width · length per token, N numbers in matrices
-    per_token = 6 * (layers * 12 * width**2 + width * 257) + 12 * layers * width * length
-    rate = per_token * length * GPT2["batch_size"] / seconds
-    peak = next((PEAKS[each] for each in PEAKS if each in device_name()), None)
-    share = f"{rate / peak:.3f} of {peak:.3g}" if peak else "its data sheet is not known here"
-    yield Answer("bytelm: model FLOPs", "-", f"{rate:.3g} per second, {share}", None)
 
 
 LOST = "rank 1 on host algo-2"
@@ -205,7 +184,7 @@ def faults(lab: Lab) -> Iterator[Answer]:
     for name, (statuses, expected, by_cpu) in FAULTS.items():
         if not (lab.on_gpu or by_cpu):
             continue
-        run, _ = lab.start(TEXT, name, ranks=2, hang_seconds=30, batch_size=8)
+        run, _ = lab.start(name, ranks=2, hang_seconds=30, batch_size=8)
         run.wait_for("it happens", rank=1)
         began = time.monotonic()
         found, seconds = run.wait(150), time.monotonic() - began

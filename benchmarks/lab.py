@@ -1,5 +1,6 @@
 """Tools of gpu.py: projects, data, models with random weights, runs of train.py."""
 
+import functools
 import json
 import re
 import subprocess
@@ -17,22 +18,6 @@ from common import LETTERS
 from smlightning_sagemaker.testing.checkpoints import write_bert
 write_bert(Path(sys.argv[1]), LETTERS, **json.loads(sys.argv[2]))
 """
-LLAMA = """
-import sys, json, torch
-from pathlib import Path
-from common import LETTERS
-from smlightning_sagemaker.testing.checkpoints import write_letters_tokenizer
-from transformers import LlamaConfig, LlamaForCausalLM
-path = Path(sys.argv[1])
-size = write_letters_tokenizer(path, LETTERS)
-torch.manual_seed(0)
-shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
-shape |= {"num_attention_heads": 2, **json.loads(sys.argv[2])}
-config = LlamaConfig(vocab_size=size, bos_token_id=2, eos_token_id=3, **shape)
-LlamaForCausalLM(config).save_pretrained(path)
-tokens = json.loads((path / "tokenizer_config.json").read_text())
-(path / "tokenizer_config.json").write_text(json.dumps({**tokens, "eos_token": "[SEP]"}))
-"""
 
 
 class Lab:
@@ -42,50 +27,47 @@ class Lab:
         self.folder, self.on_gpu, self.small = folder, on_gpu, small
         self.runs = 0
 
-    def project(self, task: str) -> Path:
-        place = self.folder / task
-        if not place.exists():
-            common.generate(self.folder, task=task)
-            common.write_words(place / "texts.csv", 1000, 120, right=0.9)
+    @functools.cached_property
+    def project(self) -> Path:
+        place = common.generate(self.folder)
+        common.write_words(place / "texts.csv", 1000, 120, right=0.9)
         return place
 
-    def model(self, script: str, **shape: int) -> str:
+    def bert(self, **shape: int) -> str:
         """A checkpoint with random weights."""
         text = json.dumps(shape)
-        place = self.folder / f"model-{abs(hash((script, text)))}"
+        place = self.folder / f"bert-{abs(hash(text))}"
         if not place.exists():
-            Run(self.project("text-classification"), ["-c", script, str(place), text]).succeed()
+            Run(self.project, ["-c", BERT, str(place), text]).succeed()
         return str(place)
 
     def start(
-        self, task: str, probe: str = "", ranks: int = 1, hosts: bool = True,
+        self, probe: str = "", ranks: int = 1, hosts: bool = True,
         variables: dict[str, str] | None = None, **options: Any,
     ) -> tuple[Run, Path]:  # fmt: skip
         """Start train.py with a probe of watch.py; the run, and its output folder."""
         self.runs += 1
-        project = self.project(task)
+        project = self.project
         chosen: dict[str, Any] = {"dataset": "texts.csv", "batch_size": 16, "epochs": 99}
         chosen |= {"output_dir": f"outputs{self.runs}", **options}
-        if task == "language-model" and "model_name" not in options:
-            chosen = {"width": 32, "layers": 2, "heads": 2, "max_length": 64, **chosen}
         program = [common.WATCH, probe] if probe else ["src/train.py"]
         facts = {"FACTS": str(project / "facts.json"), **(variables or {})}
         run = Run(project, [*program, *words(chosen)], ranks, hosts, **facts)
         return run, project / str(chosen["output_dir"])
 
-    def train(self, task: str, *, limit: float = 900, **options: Any) -> tuple[Run, Path]:
-        run, output = self.start(task, **options)
+    def train(self, *, limit: float = 900, **options: Any) -> tuple[Run, Path]:
+        run, output = self.start(**options)
         return run.succeed(limit), output
 
-    def facts(self, task: str, probe: str, **options: Any) -> dict[str, Any]:
+    def facts(self, probe: str, **options: Any) -> dict[str, Any]:
         """The measurements of a probe."""
-        (self.project(task) / "facts.json").unlink(missing_ok=True)
-        self.train(task, probe=probe, **options)
-        return json.loads((self.project(task) / "facts.json").read_text())
+        (self.project / "facts.json").unlink(missing_ok=True)
+        self.train(probe=probe, **options)
+        return json.loads((self.project / "facts.json").read_text())
 
-    def estimate(self, task: str, options: dict[str, Any]) -> dict[str, Any]:
+    def estimate(self, options: dict[str, Any]) -> dict[str, Any]:
         """The report of `smlightning estimate` for a job with one GPU."""
-        project = self.project(task)
+        project = self.project
         job = project / "job.toml"
         for key, value in (("instance_type", '"ml.g6e.xlarge"'), ("instance_count", "1")):
             job.write_text(re.sub(f"(?m)^{key} = .*", f"{key} = {value}", job.read_text()))

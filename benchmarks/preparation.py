@@ -80,7 +80,7 @@ def main() -> int:
     if arguments.small:
         arguments.rows, arguments.rounds = 1000, 1
     with common.folder() as folder:
-        projects = common.projects(folder, arguments.against, "text-classification")
+        projects = common.projects(folder, arguments.against)
         path, place = folder / "rows.csv", folder / "prepared"
         write_csv(path, arguments.rows)
         prepared: dict[str, list[Facts]] = defaultdict(list)

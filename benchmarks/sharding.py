@@ -1,10 +1,9 @@
-"""Compares the numbers of FSDP with those of DDP, on real data, in both tasks.
+"""Compares the numbers of FSDP with those of DDP, on real data.
 
     OMP_NUM_THREADS=1 python benchmarks/sharding.py --steps 50 --ranks 2 4
-    OMP_NUM_THREADS=1 python benchmarks/sharding.py --steps 8 --ranks 2 --tasks language-model
-    OMP_NUM_THREADS=1 python benchmarks/sharding.py --tasks language-model --double --most 1e-7
+    OMP_NUM_THREADS=1 python benchmarks/sharding.py --double --most 1e-7
 
-Each task trains with DDP and FSDP on the same ranks, samples and dropout; on four or more ranks
+The project trains with DDP and FSDP on the same ranks, samples and dropout; on four or more ranks
 also in two replicas (`--shard_size`). Compares the loss of every logged step, and every weight of
 the last checkpoint. Further options are train.py's. The status is 1 for a difference above --most.
 
@@ -18,8 +17,6 @@ from typing import Any
 
 import common
 from common import Run
-
-TASKS = ("text-classification", "language-model")
 
 
 def train(project: Path, name: str, ranks: int, hosts: bool, options: list[str]) -> Path:
@@ -64,39 +61,37 @@ def main() -> int:
     parser = common.parser_of(__doc__)
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS)
     parser.add_argument("--most", type=float, default=1e-5)
     parser.add_argument("--double", action="store_true", help="compute in float64")
     parser.add_argument("--hosts", action="store_true", help="each rank a host: all share one GPU")
     arguments, more = parser.parse_known_args()
     if arguments.small:
-        arguments.steps, arguments.ranks, arguments.tasks = 3, [2], TASKS[:1]
+        arguments.steps, arguments.ranks = 3, [2]
     found: list[dict[str, Any]] = []
     with common.folder() as folder:
-        for task in arguments.tasks:
-            project = common.generate(folder, task=task)
-            if arguments.double:
-                compute_in_double(project)
-            for ranks in arguments.ranks:
-                steps = ["--max_steps", str(arguments.steps), "--log_every", "1", "--epochs", "99"]
-                options = [*steps, "--batch_size", str(32 // ranks), *more]
-                ddp = train(project, f"ddp{ranks}", ranks, arguments.hosts, options)
-                ways = {"fsdp": ["--strategy", "fsdp"]}
-                if ranks >= 4:
-                    replica = str(ranks // 2)
-                    ways["two replicas"] = ["--strategy", "fsdp", "--shard_size", replica]
-                for way, strategy in ways.items():
-                    chosen = [*options, *strategy]
-                    output = train(project, f"{way}{ranks}", ranks, arguments.hosts, chosen)
-                    count, loss, weight, name = compare(ddp, output)
-                    is_near = max(loss, weight) <= arguments.most and count == arguments.steps
-                    title = f"{task}, {ranks} ranks, {way}"
-                    found.append({"run": title, "near": is_near, "loss": loss, "weight": weight})
-                    print(
-                        f"{'ok' if is_near else 'FAILED'} {title}: {count} steps, largest "
-                        f"difference of a loss {loss:.2e}, of a weight {weight:.2e} ({name})",
-                        flush=True,
-                    )
+        project = common.generate(folder)
+        if arguments.double:
+            compute_in_double(project)
+        for ranks in arguments.ranks:
+            steps = ["--max_steps", str(arguments.steps), "--log_every", "1", "--epochs", "99"]
+            options = [*steps, "--batch_size", str(32 // ranks), *more]
+            ddp = train(project, f"ddp{ranks}", ranks, arguments.hosts, options)
+            ways = {"fsdp": ["--strategy", "fsdp"]}
+            if ranks >= 4:
+                replica = str(ranks // 2)
+                ways["two replicas"] = ["--strategy", "fsdp", "--shard_size", replica]
+            for way, strategy in ways.items():
+                chosen = [*options, *strategy]
+                output = train(project, f"{way}{ranks}", ranks, arguments.hosts, chosen)
+                count, loss, weight, name = compare(ddp, output)
+                is_near = max(loss, weight) <= arguments.most and count == arguments.steps
+                title = f"{ranks} ranks, {way}"
+                found.append({"run": title, "near": is_near, "loss": loss, "weight": weight})
+                print(
+                    f"{'ok' if is_near else 'FAILED'} {title}: {count} steps, largest "
+                    f"difference of a loss {loss:.2e}, of a weight {weight:.2e} ({name})",
+                    flush=True,
+                )
     common.write(arguments.json, found)
     return int(not all(each["near"] for each in found))
 

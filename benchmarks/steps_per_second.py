@@ -2,7 +2,6 @@
 
     python benchmarks/steps_per_second.py --rounds 7 --steps 200 --chart performance.png
     python benchmarks/steps_per_second.py --ranks 2 --against ../older   # and another checkout's
-    python benchmarks/steps_per_second.py --variants "by hand" --task language-model
 
 loops.py has the other means. All train the network of `make demo` in global batches of 64, five
 steps at a time in turn (common.py), in processes with one thread. Further options are train.py's.
@@ -59,19 +58,17 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--steps", type=int, default=200, help="steps in a round")
     parser.add_argument("--variants", nargs="+", choices=OTHERS, default=OTHERS)
-    parser.add_argument("--task", default="text-classification")
     parser.add_argument("--chart", type=Path, help="PNG or SVG to write")
     arguments, more = parser.parse_known_args()
     if arguments.small:
         arguments.rounds, arguments.steps = 1, 10
     options: dict[str, Any] = {"epochs": 100, "num_workers": 0, "hang_seconds": 3600}
-    if arguments.task == "text-classification":
-        options["batch_size"] = GLOBAL_BATCH // arguments.ranks
+    options["batch_size"] = GLOBAL_BATCH // arguments.ranks
     given = zip(more[::2], more[1::2], strict=True)
     options |= {name.removeprefix("--"): value for name, value in given}
     options["resume"] = "never"
     with common.folder() as folder:
-        projects = common.projects(folder, arguments.against, arguments.task)
+        projects = common.projects(folder, arguments.against)
         ways = {**projects, **dict.fromkeys(arguments.variants, projects["train.py"])}
         for name, project in projects.items():  # prepare the data, and read all files once
             run = start(name, project, arguments.ranks, options, -1)

@@ -1,9 +1,9 @@
 """Draw the README's pictures from real runs of generated projects: `make pictures`.
 
 docs/rehearsal.svg: a rehearsal, whose lines appear one after the other.
-docs/curves.png, docs/language_model_curves.png: the curves of a training of each task.
+docs/curves.png: the curves of a training.
 
-With --check nothing is written. A rehearsal and two short trainings show whether the pictures still
+With --check nothing is written. A rehearsal and a short training show whether the pictures still
 have the lines and metrics that the code prints; the exit status is 1 if not.
 """
 
@@ -27,8 +27,7 @@ from rich.text import Text
 DOCS = Path(__file__).resolve().parent
 REHEARSE = ["-m", "smlightning_sagemaker", "rehearse", "--hosts", "2", "--processes", "2"]
 REHEARSE += ["--distribution", "torch_distributed"]
-CURVES = {"text-classification": "curves.png", "language-model": "language_model_curves.png"}
-LONGER = {"language-model": ["--val_check_steps", "100"]}  # its one epoch would be one point
+CURVES = DOCS / "curves.png"
 SHORT = ["--max_steps", "2", "--val_check_steps", "1", "--log_every", "1"]
 METRICS = "metrics"  # of a png: where its columns are kept
 
@@ -58,23 +57,19 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="compare, and write nothing")
     check = parser.parse_args().check
     with tempfile.TemporaryDirectory(prefix="pictures-") as folder:
-        projects = {task: generate(task, Path(folder)) for task in CURVES}
-        lines = shown(rehearse(projects["text-classification"]))
-        metrics = {task: train(task, project, check) for task, project in projects.items()}
+        project = generate(Path(folder))
+        lines = shown(rehearse(project))
+        metrics = train(project, check)
         if check:
             return report([*stale_lines(lines), *stale_curves(metrics)])
         (DOCS / "rehearsal.svg").write_text(svg(lines), encoding="utf-8")
-        for task, project in projects.items():
-            keep_curves(project / "outputs" / "curves.png", DOCS / CURVES[task], metrics[task])
+        keep_curves(project / "outputs" / "curves.png", metrics)
     return 0
 
 
-def generate(task: str, folder: Path) -> Path:
+def generate(folder: Path) -> Path:
     """A project with default answers."""
-    made = cookiecutter(
-        str(DOCS.parent), no_input=True, output_dir=str(folder), extra_context={"task": task}
-    )
-    return Path(made)
+    return Path(cookiecutter(str(DOCS.parent), no_input=True, output_dir=str(folder)))
 
 
 def environment(project: Path) -> dict[str, str]:
@@ -174,25 +169,24 @@ def spans(line: Text) -> str:
     return "".join(parts)
 
 
-def train(task: str, project: Path, short: bool) -> list[str]:
+def train(project: Path, short: bool) -> list[str]:
     """Train the project; the columns of its curves."""
-    options = SHORT if short else LONGER.get(task, [])
-    command = [sys.executable, "src/train.py", *options]
+    command = [sys.executable, "src/train.py", *(SHORT if short else [])]
     run = subprocess.run(
         command, cwd=project, env=environment(project), capture_output=True, text=True, check=False
     )
     if run.returncode:
-        sys.exit(f"training {task} failed:\n{run.stdout}{run.stderr}")
+        sys.exit(f"the training failed:\n{run.stdout}{run.stderr}")
     with (project / "outputs" / "curves.csv").open(encoding="utf-8") as file:
         return sorted(next(csv.reader(file)))
 
 
-def keep_curves(drawn: Path, kept: Path, columns: list[str]) -> None:
-    """Copy a picture, with its columns in it."""
+def keep_curves(drawn: Path, columns: list[str]) -> None:
+    """Copy a picture to CURVES, with its columns in it."""
     notes = PngInfo()
     notes.add_text(METRICS, " ".join(columns))
     with Image.open(drawn) as image:
-        image.convert("RGB").quantize(64).save(kept, pnginfo=notes, optimize=True)
+        image.convert("RGB").quantize(64).save(CURVES, pnginfo=notes, optimize=True)
 
 
 def form(line: str) -> str:
@@ -222,16 +216,14 @@ def unescaped(text: str) -> str:
     return text.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
 
 
-def stale_curves(metrics: dict[str, list[str]]) -> list[str]:
-    """Pictures of curves that show other metrics than runs log."""
-    stale = []
-    for task, columns in metrics.items():
-        with Image.open(DOCS / CURVES[task]) as image:
-            drawn = str(image.info.get(METRICS, "")).split()
-        differing = sorted({*drawn} ^ {*columns})
-        if differing:
-            stale.append(f"{CURVES[task]}: only in the picture or only in a run: {differing}")
-    return stale
+def stale_curves(columns: list[str]) -> list[str]:
+    """Metrics that only the picture of curves or only a run has."""
+    with Image.open(CURVES) as image:
+        drawn = str(image.info.get(METRICS, "")).split()
+    differing = sorted({*drawn} ^ {*columns})
+    if not differing:
+        return []
+    return [f"{CURVES.name}: only in the picture or only in a run: {differing}"]
 
 
 def report(stale: list[str]) -> int:

@@ -17,6 +17,7 @@ AT_ROOT = {
     "CONTRIBUTING": "contributing",
     "SECURITY": "security",
     "CHANGELOG": "changelog",
+    "examples/language-model/README": "language_model",
     "examples/image-classification/README": "image_classification",
     "examples/image-to-text/README": "image_to_text",
     "examples/cluster/README": "cluster",

@@ -1,4 +1,4 @@
-"""Keeps the files of the chosen task, deletes caches, and prints the next steps."""
+"""Deletes caches, notes where the project comes from, and prints the next steps."""
 
 import json
 import os
@@ -17,15 +17,6 @@ CACHES = ("__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypoth
 for name in CACHES:
     for path in Path().rglob(name):
         shutil.rmtree(path, ignore_errors=True)
-
-# src/ and tests/ are the default task's; each other task has files of the same names in tasks/.
-for other in [Path("tasks", "language-model")]:
-    for path in list(other.rglob("*")) if other.name == ANSWERS["task"] else []:
-        if path.is_file():
-            path.replace(path.relative_to(other))
-    shutil.rmtree(other)
-if not list(Path("tasks").iterdir()):  # an owner may have a folder of that name
-    Path("tasks").rmdir()
 
 
 def git(*arguments: str) -> str:
@@ -86,6 +77,6 @@ print(
   make rehearse    simulates the cluster on this machine
   make help        everything else
 
-The template's folder examples/ has files for image classification and image to text.
+The template's folder examples/ has files for other tasks and for LoRA.
 """
 )

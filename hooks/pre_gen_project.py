@@ -45,7 +45,6 @@ INSTANCE = r"ml\.[a-z0-9-]+\.[a-z0-9-]+"
 COUNT = r"[1-9][0-9]{0,2}"
 # As cookiecutter.json lists them; an answer of --replay-file may be any other.
 CHOICES = {
-    "task": ("text-classification", "language-model"),
     "license": ("MIT", "Apache-2.0", "BSD-3-Clause", "proprietary"),
     "distribution": ("auto", "smddp", "torch_distributed", "pytorchddp", "none"),
     "spot": (False, True),

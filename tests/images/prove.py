@@ -4,11 +4,11 @@
     make images ARGS="smddp current"   # these
     make images ARGS=--record          # every profile, kept in record.json and docs/images.md
 
-In an environment of each profile (environment.py): both tasks are trained on one
-rank, by LoRA on two, and sharded where torch can; each run is stopped, resumed to the same bits,
-saved, and answered by predict.py. Text classification is rehearsed under each launcher, the
-language model under torchrun. The package's tests of private APIs and of malicious files
-run, too. A profile whose versions are not in the record is not offered: tests/tools fails.
+In an environment of each profile (environment.py): a generated project is trained on one rank, a
+BERT on two, and sharded where torch can; each run is stopped, resumed to the same bits, saved, and
+answered by predict.py. The project is rehearsed under each launcher. The package's tests of private
+APIs and of malicious files run, too. A profile whose versions are not in the record is not offered:
+tests/tools fails.
 """
 
 import argparse
@@ -18,7 +18,6 @@ import os
 import platform
 import random
 import re
-import runpy
 import shutil
 import signal
 import subprocess
@@ -45,7 +44,6 @@ BUILD = TEMPLATE / "build"
 
 SECONDS = 600  # of the slowest single step, on a busy machine
 STEPS = ("train", "stop", "resume", "save", "predict")
-TEXT_TASK, LANGUAGE_TASK = "text-classification", "language-model"
 TESTS = "private APIs of libraries, malicious files"
 FILES = (
     "packages/smlightning-sagemaker/smlightning_sagemaker/testing/test_upgrades.py",
@@ -59,16 +57,15 @@ class Failed(Exception):
 
 @dataclass(frozen=True)
 class Training:
-    """A task, a kind of training and a number of ranks."""
+    """A kind of training and a number of ranks."""
 
-    task: str
-    kind: str  # whole, LoRA or FSDP
+    kind: str  # whole or FSDP
     ranks: int
     options: dict[str, Any]
 
     @property
     def name(self) -> str:
-        return f"{self.task}, {self.kind}, {self.ranks} rank{'s' if self.ranks > 1 else ''}"
+        return f"{self.kind}, {self.ranks} rank{'s' if self.ranks > 1 else ''}"
 
 
 @dataclass
@@ -82,15 +79,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Environment:
-    """A profile's Python, with projects of both tasks and data for them."""
+    """A profile's Python, with a project and data for it."""
 
     profile: Profile
     python: Path
     folder: Path
-    projects: dict[str, Path]
+    project: Path
     data: dict[str, Path]
 
-    def variables(self, task: str) -> dict[str, str]:
+    def variables(self) -> dict[str, str]:
         """Those of a process outside any job, which imports the project's own package."""
         clean = listed(os.environ)
         clean.pop("SMLIGHTNING_PROJECT", None)
@@ -102,13 +99,13 @@ class Environment:
         }
         return {**clean, **own, "PATH": path, "PYTHONUNBUFFERED": "1"}
 
-    def run(self, task: str, words: Sequence[str], folder: Path, log: Path) -> int:
+    def run(self, words: Sequence[str], folder: Path, log: Path) -> int:
         """A command's exit status; what it prints goes to the log."""
         with log.open("w") as output:
             return subprocess.run(
                 words,
                 cwd=folder,
-                env=self.variables(task),
+                env=self.variables(),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -123,22 +120,13 @@ def trainings(profile: Profile, data: dict[str, Path]) -> list[Training]:
     """The trainings of which a profile has to be capable."""
     common = {"max_steps": 240, "checkpoint_steps": 20, "log_every": 5}
     words = {"dataset": data["words"], "batch_size": 8, **common}
-    texts = {"dataset": data["texts"], "batch_size": 4, "max_length": 32, **common}
-    small = {"width": 32, "layers": 2}
-    bert = {"model_name": data["bert"], "lora_rank": 2}
-    llama = {"model_name": data["llama"], "lora_rank": 2}
+    two = {**words, "batch_size": 4}
     found = [
-        Training(TEXT_TASK, "whole", 1, words),
-        Training(LANGUAGE_TASK, "whole", 1, {**texts, **small}),
-        Training(TEXT_TASK, "LoRA", 2, {**words, **bert, "batch_size": 4}),
-        Training(LANGUAGE_TASK, "LoRA", 2, {**texts, **llama, "batch_size": 2}),
+        Training("whole", 1, words),
+        Training("whole", 2, {**two, "model_name": data["bert"]}),
     ]
     if not any(profile.limits({"strategy": "fsdp"})):
-        fsdp = {"strategy": "fsdp"}
-        found += [
-            Training(TEXT_TASK, "FSDP", 2, {**words, **fsdp, "batch_size": 4}),
-            Training(LANGUAGE_TASK, "FSDP", 2, {**texts, **small, **fsdp, "batch_size": 2}),
-        ]
+        found.append(Training("FSDP", 2, {**two, "strategy": "fsdp"}))
     return found
 
 
@@ -171,7 +159,7 @@ def command(environment: Environment, training: Training, output: Path, port: in
     if training.ranks > 1:
         words += ["-m", "torch.distributed.run", "--nproc_per_node", str(training.ranks)]
         words += ["--master_port", str(port)]
-    words += [str(environment.projects[training.task] / "src" / "train.py")]
+    words += [str(environment.project / "src" / "train.py")]
     options = {**training.options, "output_dir": output, "data_dir": output.parent / "prepared"}
     for name, value in options.items():
         words += [f"--{name}", str(value)]
@@ -183,7 +171,7 @@ def train(environment: Environment, training: Training, place: Path, name: str) 
     log = place / f"{name}.log"
     with ports.claimed() as port:
         words = command(environment, training, place / name, port)
-        status = environment.run(training.task, words, place, log)
+        status = environment.run(words, place, log)
     text = log.read_text()
     if status or not text.splitlines() or not text.splitlines()[-1].startswith("test/"):
         raise Failed(f"status {status}\n{text[-3000:]}")
@@ -197,7 +185,7 @@ def stop(environment: Environment, training: Training, place: Path, name: str) -
         process = subprocess.Popen(
             command(environment, training, place / name, port),
             cwd=place,
-            env=environment.variables(training.task),
+            env=environment.variables(),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -245,9 +233,9 @@ def compare(place: Path) -> None:
 def predict(environment: Environment, training: Training, place: Path) -> None:
     """predict.py answers with the saved model."""
     log = place / "predict.log"
-    script = environment.projects[training.task] / "src" / "predict.py"
+    script = environment.project / "src" / "predict.py"
     words = [str(environment.python), str(script), "--model_dir", str(place / "resumed" / "model")]
-    status = environment.run(training.task, [*words, "abc"], place, log)
+    status = environment.run([*words, "abc"], place, log)
     if status or not re.search(r"(?m)^abc.+", log.read_text()):
         raise Failed(f"status {status}\n{log.read_text()[-3000:]}")
 
@@ -255,28 +243,25 @@ def predict(environment: Environment, training: Training, place: Path) -> None:
 # Rehearsals and tests
 
 
-def rehearsals(profile: Profile) -> list[tuple[str, str]]:
-    """Task and launcher of each rehearsal."""
-    found = [(TEXT_TASK, launcher) for launcher in profile.launchers]
-    return [*found, (LANGUAGE_TASK, "torch_distributed")]
-
-
-def prove_launcher(environment: Environment, task: str, launcher: str) -> Row:
-    """Rehearse a task under a launcher: on two hosts, and on one with a real mpirun."""
-    row = Row(f"{task}, {launcher}")
+def prove_launcher(environment: Environment, launcher: str) -> Row:
+    """Rehearse under a launcher: on two hosts, and on one with a real mpirun."""
+    row = Row(launcher)
     profile = environment.profile
-    job = environment.folder / f"{task}-{launcher}.toml"
-    text = (environment.projects[task] / "job.toml").read_text()
+    job = environment.folder / f"{launcher}.toml"
+    text = (environment.project / "job.toml").read_text()
     instance = "ml.p4d.24xlarge" if launcher == "smddp" else "ml.g5.12xlarge"
     text = replaced(text, "image", profile.name)
     job.write_text(replaced(text, "instance_type", instance))
     sizes = {"none": [(1, 1)], "torch_distributed": [(2, 2)]}.get(launcher, [(2, 2), (1, 2)])
-    options = next(t for t in trainings(profile, environment.data) if t.task == task).options
-    short = {**options, "max_steps": 12, "checkpoint_steps": 5}
+    short = {
+        **trainings(profile, environment.data)[0].options,
+        "max_steps": 12,
+        "checkpoint_steps": 5,
+    }
     for hosts, processes in sizes:
         started = time.monotonic()
         size = f"{hosts} × {processes}"
-        report = environment.folder / f"{task}-{launcher}-{hosts}.json"
+        report = environment.folder / f"{launcher}-{hosts}.json"
         words = [str(environment.python), "-m", "smlightning_sagemaker", "rehearse", "--job"]
         words += [str(job)]
         words += ["--hosts", str(hosts), "--processes", str(processes)]
@@ -284,7 +269,7 @@ def prove_launcher(environment: Environment, task: str, launcher: str) -> Row:
         for name, value in short.items():
             words += [f"--{name}", str(value)]
         log = report.with_suffix(".log")
-        status = environment.run(task, words, environment.projects[task], log)
+        status = environment.run(words, environment.project, log)
         verdict = judge_report(status, report, profile, launcher, hosts)
         if verdict:
             row.problem = f"{size}: {verdict}\n{log.read_text()[-3000:]}"
@@ -322,7 +307,7 @@ def prove_tests(environment: Environment) -> Row:
     chosen = [str(TEMPLATE / file) for file in FILES]
     words = [str(environment.python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0"]
     words += ["-c", str(TEMPLATE / "pyproject.toml"), "--rootdir", str(TEMPLATE)]
-    status = environment.run(TEXT_TASK, [*words, *chosen], TEMPLATE, log)
+    status = environment.run([*words, *chosen], TEMPLATE, log)
     if status:
         row.problem = log.read_text()[-4000:]
         return row
@@ -333,8 +318,8 @@ def prove_tests(environment: Environment) -> Row:
 # Data, projects, environments
 
 
-def write_data(folder: Path, project: Path) -> dict[str, Path]:
-    """Words in three alphabets, short texts, and a BERT and a Llama of two layers."""
+def write_data(folder: Path) -> dict[str, Path]:
+    """Words in three alphabets, and a BERT of two layers."""
     draw = random.Random(0)
     alphabets = {"greek": "αβγδεζηθ", "latin": "abcdefgh", "cyrillic": "абвгдежз"}
     lines = ["text,label"]
@@ -344,46 +329,31 @@ def write_data(folder: Path, project: Path) -> dict[str, Path]:
     folder.mkdir(parents=True)
     words = folder / "words.csv"
     words.write_text("\n".join(lines), encoding="utf-8")
-    texts = folder / "texts"
-    texts.mkdir()
-    for number in range(10):
-        sentences = (" ".join(draw.choices(("one", "two", "three"), k=9)) for _ in range(80))
-        (texts / f"{number}.txt").write_text("\n".join(sentences), encoding="utf-8")
-    place = project / "tests" / "example" / "conftest.py"
-    make_checkpoint = runpy.run_path(str(place))["make_checkpoint"]
     bert = write_bert(folder / "bert", "".join(alphabets.values()))
-    llama = make_checkpoint(folder / "llama", "llama")
-    return {"words": words, "texts": texts, "bert": Path(bert), "llama": Path(llama)}
+    return {"words": words, "bert": Path(bert)}
 
 
-def generate(folder: Path) -> dict[str, Path]:
-    """A project of each task with default answers."""
+def generate(folder: Path) -> Path:
+    """A project with default answers."""
     from cookiecutter.main import cookiecutter
 
-    projects = {}
-    for task in (TEXT_TASK, LANGUAGE_TASK):
-        answers = {"task": task, "project_slug": task}
-        path = cookiecutter(
-            str(TEMPLATE), no_input=True, output_dir=str(folder), extra_context=answers
-        )
-        projects[task] = Path(path)
-    return projects
+    return Path(cookiecutter(str(TEMPLATE), no_input=True, output_dir=str(folder)))
 
 
 def prove(profile: Profile, folder: Path) -> dict[str, Any]:
     """Everything that a profile has to do, and the results."""
     started = time.monotonic()
-    projects = generate(folder)
-    python = image_python(profile, projects[TEXT_TASK])
-    data = write_data(folder / "data", projects[LANGUAGE_TASK])
-    environment = Environment(profile, python, folder, projects, data)
+    project = generate(folder)
+    python = image_python(profile, project)
+    data = write_data(folder / "data")
+    environment = Environment(profile, python, folder, project, data)
     built = time.monotonic() - started
     print(f"{profile.name}: environment ready after {built:.0f} s", flush=True)
     rows: list[Row] = []
     with ThreadPoolExecutor(2) as pool:
         jobs = [pool.submit(prove_training, environment, t) for t in trainings(profile, data)]
-        for task, launcher in rehearsals(profile):
-            jobs.append(pool.submit(prove_launcher, environment, task, launcher))
+        for launcher in profile.launchers:
+            jobs.append(pool.submit(prove_launcher, environment, launcher))
         jobs.append(pool.submit(prove_tests, environment))
         for job in jobs:
             row = job.result()
@@ -404,7 +374,7 @@ def versions(environment: Environment) -> dict[str, str]:
     code = (
         "import json, platform; from importlib.metadata import version\n"
         "names = ['torch', 'sagemaker-training', 'sagemaker-pytorch-training', 'pytorch-lightning',"
-        " 'transformers', 'datasets', 'peft']\n"
+        " 'transformers', 'datasets']\n"
         "print(json.dumps({'python': platform.python_version()} | {n: version(n) for n in names}))"
     )
     ended = subprocess.run(

@@ -25,7 +25,7 @@ LAYERS = (
     {"errors", "stored_secrets"},
     {"options", "files", "hub", "outline", "serving", "tensors"},
     {"predictions"},
-    {"torch_files", "attention"},
+    {"torch_files"},
     {"cluster", "adapters"},
     {"pretrained"},
     {"data"},

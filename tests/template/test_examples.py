@@ -16,7 +16,11 @@ CHANNEL = "s3://bucket/data/"
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param("image-classification", marks=pytest.mark.long), "image-to-text"],
+    params=[
+        pytest.param("image-classification", marks=pytest.mark.long),
+        pytest.param("image-to-text", marks=pytest.mark.long),
+        "language-model",
+    ],
 )
 def name(request: pytest.FixtureRequest) -> str:
     return request.param
@@ -78,6 +82,31 @@ print(json.dumps({
     "first_losses": [run[0]["losses"][0] for run in (whole, tuned)],
 }))
 """
+
+
+FSDP = """
+import json, sys
+from pathlib import Path
+import small
+from smlightning_sagemaker.testing import runs
+place = Path(sys.argv[1])
+options = {**small.options(place), "log_every": 1}
+found = {}
+for strategy in ("ddp", "fsdp"):
+    options["strategy"] = strategy
+    found[strategy], _ = runs.train(place / strategy, options, world_size=2)
+print(json.dumps([found["ddp"]["losses"], found["fsdp"]["losses"]]))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["language-model"], indirect=True)
+def test_fsdp_has_the_losses_of_ddp(example: Project, tmp_path: Path) -> None:
+    """A Llama on two ranks."""
+    path = os.pathsep.join((".", "src", "tests"))
+    printed = example.run("python", "-c", FSDP, str(tmp_path), PYTHONPATH=path).stdout
+    ddp, fsdp = json.loads(printed.splitlines()[-1])
+    assert fsdp == pytest.approx(ddp, abs=2e-5) and len(ddp) >= 12
 
 
 @pytest.mark.long

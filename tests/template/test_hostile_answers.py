@@ -33,7 +33,6 @@ QUESTIONS = {
 FREE = ("project_name", "description", "author_name")
 CHECKED = ("project_slug", "author_email", "aws_region", "instance_type", "instance_count")
 PLAIN = {
-    "task": "text-classification",
     "project_name": "Plain",
     "project_slug": "plain",
     "description": "A plain project.",
@@ -176,7 +175,6 @@ def test_hostile_answers_execute_nothing_and_leave_nothing(
     [
         ("license", 'MIT"\nevil = "1'),
         ("distribution", 'none"\nrole = "x'),
-        ("task", "../../x"),
         ("spot", "true\nx = 1"),
         ("description", ["a", "b"]),
         ("instance_count", 2),

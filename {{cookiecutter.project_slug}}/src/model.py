@@ -15,7 +15,6 @@ from smlightning import pretrained
 from smlightning.adapters import shrink_base
 from smlightning.data import text
 from smlightning.reports import curves
-from smlightning.training.compiling import compile_network
 from smlightning.training.metrics import ConfusionMatrix, WeightedMean, accuracy, macro_f1
 from smlightning.training.optimizers import adamw_with_cosine
 from torch import nn
@@ -105,7 +104,7 @@ class Model(pl.LightningModule):
             self.net.gradient_checkpointing_enable()
         if chosen.compile:
             # The network, not this module: self.log breaks under torch.compile (Lightning#21836).
-            compile_network(self.net, self.trainer.strategy)
+            self.net.compile(dynamic=True)
         self.mean_loss = WeightedMean()
         self.confusion = ConfusionMatrix(len(self.labels))
 

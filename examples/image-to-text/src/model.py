@@ -22,7 +22,6 @@ from transformers.utils import logging
 import data
 from options import Options
 from smlightning import pretrained
-from smlightning.training.losses import token_losses
 from smlightning.training.metrics import WeightedMean
 from smlightning.training.optimizers import adamw_with_cosine
 from tags import tokenizer
@@ -61,7 +60,14 @@ class Model(pl.LightningModule):
     def _losses(self, batch: dict[str, Any]) -> torch.Tensor:
         """(B, L): the loss of each token, 0 without a label."""
         logits = self.net(pixel_values=batch["pixel_values"], labels=batch["labels"]).logits
-        return token_losses(logits, batch["labels"], data.NO_LABEL)
+        labels = batch["labels"]
+        losses = F.cross_entropy(
+            logits.flatten(0, 1).float(),
+            labels.flatten(),
+            ignore_index=data.NO_LABEL,
+            reduction="none",
+        )
+        return losses.view_as(labels)
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> torch.Tensor:
         counts = (batch["labels"] != data.NO_LABEL).sum(1)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from smlightning import adapters, attention, hub
+from smlightning import adapters, hub
 from smlightning.errors import UserError, root_cause
 from smlightning.files import replace_model
 
@@ -119,7 +119,6 @@ def network(auto_class: str, name: str, lora_rank: int = 0, **config: Any) -> An
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    attention.keep_transformers_from_waiting()
     folder = adapters.folder_of(name)
     if folder and lora_rank:
         raise UserError(

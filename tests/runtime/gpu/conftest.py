@@ -14,20 +14,18 @@ from smlightning_sagemaker.testing.processes import Record, run_ranks
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """Trains a task's small run on pretended GPUs, one for each rank, in a folder of the test.
+    """Trains the small run on pretended GPUs, one for each rank, in a folder of the test.
 
     It fails where an operation mixes devices, NCCL would reject a collective, a step or a
     validation batch waits for the GPU, or a thread uses a GPU that it has not chosen.
     """
 
-    def train(
-        task: str, ranks: int, body: dict[str, Any] | None = None, **options: Any
-    ) -> list[Record]:
+    def train(ranks: int, body: dict[str, Any] | None = None, **options: Any) -> list[Record]:
         data = tmp_path / "data"
         data.mkdir(exist_ok=True)
-        given = {**small_options(task, data), "batch_size": 12 // ranks, "num_workers": 0}
+        given = {**small_options(data), "batch_size": 12 // ranks, "num_workers": 0}
         given |= {**options, "data_dir": str(data / "prepared")}
-        rank = partial(gpu_runs.train, task=task, options=given, **(body or {}))
+        rank = partial(gpu_runs.train, options=given, **(body or {}))
         records = run_ranks(rank, tmp_path / "run", ranks, 0)
         for number, record in enumerate(records):
             assert gpu_runs.findings(record) == [], f"rank {number}"
@@ -36,7 +34,7 @@ def run(tmp_path: Path) -> Run:
     return train
 
 
-def small_options(task: str, data: Path) -> dict[str, Any]:
-    """Those of the task's tests/small.py."""
-    folder = gpu_runs.PATHS[task] or [str(gpu_runs.PROJECT / "tests")]
-    return runpy.run_path(f"{folder[-1]}/small.py")["options"](data)
+def small_options(data: Path) -> dict[str, Any]:
+    """Those of the project's tests/small.py."""
+    place = gpu_runs.PROJECT / "tests" / "small.py"
+    return runpy.run_path(str(place))["options"](data)

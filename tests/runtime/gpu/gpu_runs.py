@@ -1,6 +1,5 @@
 """Runs of these tests on a rank with a simulated GPU, and their records."""
 
-import importlib
 import os
 import sys
 from collections.abc import Callable
@@ -24,12 +23,7 @@ from smlightning_sagemaker.testing.processes import Record  # noqa: E402
 Run = Callable[..., list[Record]]
 Write = Callable[[dict[str, Any]], Any]
 PROJECT = next(Path(__file__).parents[3].glob("{{*}}"))
-LANGUAGE_MODEL = PROJECT / "tasks" / "language-model"
 STUBS = checkout.PACKAGES[1] / "smlightning_sagemaker/rehearsal/stubs"
-PATHS = {  # before those of the classification, which every rank has
-    "classification": [],
-    "language-model": [str(LANGUAGE_MODEL / "src"), str(LANGUAGE_MODEL / "tests")],
-}
 FIRST_STEPS = 4  # in which the package compares the ranks' batches and buffers
 LOG_EVERY = 2
 # The lines at which a training may wait: once per interval of the log, every 0.3 s, and before a
@@ -99,24 +93,22 @@ class Phases(pl.Callback):
 
 def train(
     write: Write,
-    task: str,
     options: dict[str, Any],
     stop_at: int = 0,
     fail_at: int = 0,
     launcher: str = "torchrun",
 ) -> None:
-    """Run train.py of a task, then predict.py.
+    """Run train.py, then predict.py.
 
     Args:
         stop_at: the step at which it is told to stop; 0: never.
         fail_at: the step at which rank 0 raises an error; 0: never.
         launcher: torchrun or smddp.
     """
-    sys.path[:0] = PATHS[task]
     if launcher == "smddp":
         start_as_smddp()
     machine = pretended.install(int(os.environ.get("WORLD_SIZE", 1)))
-    project = load_project()
+    project = owner.load()
     train_py: Any = project.train
     phases = Phases(machine, stop_at, fail_at)
 
@@ -139,15 +131,6 @@ def train(
     if os.environ.get("RANK", "0") == "0" and Path("outputs/model/config.json").is_file():
         seen["predicted"] = predict(project)
     write({**machine.seen.as_record(), **phases.counts, **seen})
-
-
-def load_project() -> owner.Owner:
-    """The modules of the task whose paths come first."""
-    for name in owner.MODULES:
-        sys.modules.pop(name, None)
-    owner.load.cache_clear()
-    importlib.import_module("predict")  # before train.py puts the classification's paths first
-    return owner.load()
 
 
 def start_as_smddp() -> None:

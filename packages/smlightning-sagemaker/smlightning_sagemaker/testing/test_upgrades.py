@@ -131,17 +131,6 @@ def test_weights_are_restored_before_callbacks_and_loops() -> None:
     assert "restore_loops" in source and "restore_callbacks" not in source
 
 
-def test_transformers_makes_masks_by_the_replaced_functions() -> None:
-    """attention.py registers a function, and replaces another."""
-    from transformers import masking_utils
-
-    assert callable(masking_utils.AttentionMaskInterface.register)
-    for maker in (masking_utils.create_causal_mask, masking_utils.create_bidirectional_mask):
-        assert "ALL_MASK_ATTENTION_FUNCTIONS" in maker.__code__.co_names
-    preprocess = masking_utils._preprocess_mask_arguments
-    assert "find_packed_sequence_indices" in preprocess.__code__.co_names
-
-
 def test_torch_calls_back_when_compiling_begins_and_ends() -> None:
     """training/watchdog.py pauses meanwhile."""
     from torch._dynamo.callback import callback_handler

@@ -6,7 +6,6 @@ The way of a row, in the order of the run:
 - `text`: a column of text checked and encoded: ``encode``, ``batch``, ``Tokenizer``
   (a checkpoint's: `smlightning.pretrained`).
 - `labels`: labels encoded, rows held out for missing splits: ``Labels``.
-- `documents`: documents packed into windows: ``write``, ``gather``, ``Tokens``.
 - `store`: arrays written once per node and memory-mapped: ``prepare``, ``write``, ``Rows``.
 - `module`: a data module on a store: ``StoredData``.
 - `images`: data sets with images, by `datasets`: ``read``, ``generate``, ``complete``, ``pixels``.
@@ -19,7 +18,7 @@ For any loader, in training:
   ``resumes_exactly``.
 - `workers`: a loader's worker that loses a batch ends the run: ``LostBatches``.
 
-Imports go one way: `documents` and `labels` on `text` and `store`; `text` on `tables` and
+Imports go one way: `labels` on `text` and `store`; `text` on `tables` and
 `batches`; `module` on `store` and `batches`; `images` on `tables`; `stateful` on `rng`, and `rng`
 on `batches`.
 """

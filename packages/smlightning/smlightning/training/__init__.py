@@ -14,8 +14,6 @@
 - `rank_checks`: ranks that differ, or train on the same data: ``EqualRanks``, ``DividedData``,
   ``SharedMetrics``, ``equal_on_ranks``.
 - `metrics`: metrics over all ranks: ``WeightedMean``, ``ConfusionMatrix``.
-- `losses`: the loss of each token: ``token_losses``.
 - `optimizers`: optimizers with their schedule: ``adamw_with_cosine``.
-- `compiling`: torch.compile for each strategy: ``compile_network``.
 - `precision`: the Trainer's precision: ``trainer_precision``.
 """
