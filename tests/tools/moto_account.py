@@ -41,8 +41,8 @@ def aws(
     for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN"):
         monkeypatch.setenv(f"AWS_{name}", "testing")
     monkeypatch.setattr(sent_jobs, "FILE", str(tmp_path_factory.mktemp("history") / "jobs.jsonl"))
-    # pip would ask its index; the template's tests let it.
-    monkeypatch.setattr(requirements, "resolve", lambda *_: requirements.Resolution([], []))
+    # uv would ask its index; the template's tests let it.
+    monkeypatch.setattr(requirements, "resolved", lambda *_, **__: iter(()))
     record(monkeypatch, SimulatePrincipalPolicy=simulated())  # which moto does not know
     quotas = [
         {"QuotaName": f"ml.p4d.24xlarge for {kind}training job usage", "Value": 4.0}
