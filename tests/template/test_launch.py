@@ -335,7 +335,7 @@ def assert_deployed_and_removed(notebook: Notebook, name: str) -> None:
 def assert_attached(notebook: Notebook, name: str) -> None:
     """The notebook asked whether to send the same job again, sent none, and follows the first."""
     assert len(notebook.asked) == 1 and name in notebook.asked.pop()
-    assert f"attached to {name}" in notebook.output("sending.attached")
+    assert f"follow  {name}" in notebook.output("sending.job_to_follow")
     assert "train/loss=0.5" in notebook.output("follow.follow")
     assert notebook.run(JOBS)[1].split() == [name]
 

@@ -98,7 +98,7 @@ def test_a_missing_package_is_one_sentence(monkeypatch, capsys):
     ("command", "failure", "said"),
     [
         ("submit", refusal("ExpiredToken"), "aws configure"),
-        ("attach", refusal("InvalidClientTokenId"), "InvalidClientTokenId"),
+        ("follow", refusal("InvalidClientTokenId"), "InvalidClientTokenId"),
         ("stop", NoCredentialsError(), "aws configure"),
         ("fetch", ProfileNotFound(profile="x"), "AWS_PROFILE"),
         ("why", refusal("ExpiredToken"), "aws configure"),
@@ -141,11 +141,11 @@ def test_commands_for_sent_jobs_work_with_a_broken_job_toml(
     )
     for command, said in {
         ("list",): f"{name} │ Failed",
-        ("attach", name): "AlgorithmError: exit code 1",
+        ("follow", name): "AlgorithmError: exit code 1",
         ("why", name): "rank 9 on algo-2",
         ("fetch", name, "--to", str(tmp_path / "m")): str(tmp_path / "m"),
     }.items():
-        assert main([*command, *broken]) == (1 if command[0] == "attach" else 0)
+        assert main([*command, *broken]) == (1 if command[0] == "follow" else 0)
         assert said in capsys.readouterr().out
     assert main(["submit", *broken]) == 1  # which needs it whole
     assert str(tmp_path / "job.toml") in capsys.readouterr().err
@@ -153,7 +153,7 @@ def test_commands_for_sent_jobs_work_with_a_broken_job_toml(
 
 def test_a_sent_job_is_followed_without_a_project(aws, sent, monkeypatch, capsys):
     monkeypatch.delenv("SMLIGHTNING_PROJECT")
-    assert main(["attach", sent.training_job_name, "--region", REGION]) == 0
+    assert main(["follow", sent.training_job_name, "--region", REGION]) == 0
     assert "completed" in capsys.readouterr().out
 
 
@@ -202,12 +202,12 @@ def test_the_notebook_asks_before_it_sends_a_job_again(aws, good, monkeypatch, c
     answers = iter(["", "y"])
     monkeypatch.setattr("builtins.input", lambda text: questions.append(text) or next(answers))
     job = good.replace(price_per_hour=2.0, spot={"enabled": True})
-    assert sending.attached(job, PROJECT, "first") == "first"
+    assert sending.job_to_follow(job, PROJECT, "first") == "first"
     assert sending.agreed(job, PROJECT, "first") and not questions
     sent_jobs.remember(PROJECT, "first", REGION, sending.fingerprint(job, PROJECT))
     assert not sending.agreed(job, PROJECT, "first") and not questions  # the cell again
     assert not sending.agreed(job, PROJECT, "second")  # after a restart
-    assert sending.attached(job, PROJECT, "second") == "first"
+    assert sending.job_to_follow(job, PROJECT, "second") == "first"
     assert sending.agreed(job, PROJECT, "second") and len(questions) == 2
     assert sending.agreed(job.replace(max_run_s=60), PROJECT, "third") and len(questions) == 2
     said = capsys.readouterr().out

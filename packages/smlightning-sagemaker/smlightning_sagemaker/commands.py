@@ -411,8 +411,8 @@ def list_jobs(arguments: argparse.Namespace, project: Project) -> int:
     return 0
 
 
-@command("attach", "follow a job again", REGION, NAME, example=A_JOB)
-def attach(arguments: argparse.Namespace, project: Project) -> int:
+@command("follow", "follow a job again", REGION, NAME, example=A_JOB)
+def follow(arguments: argparse.Namespace, project: Project) -> int:
     return followed(project, arguments.name, arguments.region)
 
 

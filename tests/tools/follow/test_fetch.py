@@ -88,7 +88,7 @@ def test_fetch_without_a_model(aws, sent, tmp_path, monkeypatch):
         fetch.fetch(sent.training_job_name, REGION, tmp_path / "x")
     with monkeypatch.context() as patch:
         patch.setattr(fetch, "describe", lambda *_: {"TrainingJobStatus": "Failed"})
-        with pytest.raises(UserError, match="smlightning attach"):
+        with pytest.raises(UserError, match="smlightning follow"):
             fetch.fetch(sent.training_job_name, REGION, tmp_path / "x")
     sent.training_job_status = "InProgress"
     with pytest.raises(UserError, match="InProgress"):

@@ -219,7 +219,7 @@ def test_a_stopped_job_prints_its_reason_and_checkpoints(aws, sent):
     ("end", "status"),
     [(KeyboardInterrupt(), 130), (refusal("ExpiredTokenException", "DescribeTrainingJob"), 1)],
 )
-def test_an_end_of_the_following_prints_how_to_attach_and_stop(
+def test_an_end_of_the_following_prints_how_to_follow_and_stop(
     aws, sent, monkeypatch, capsys, end, status
 ):
     """Ctrl-C, or credentials that expire meanwhile; the job runs on."""
@@ -230,10 +230,10 @@ def test_an_end_of_the_following_prints_how_to_attach_and_stop(
     sent.training_job_status = sent.secondary_status = "InProgress"
     monkeypatch.setattr("time.sleep", wait)
     name = sent.training_job_name
-    assert main(["attach", name, "--region", REGION]) == status
+    assert main(["follow", name, "--region", REGION]) == status
     said = capsys.readouterr()
     for way in (
-        f"smlightning attach {name}",
+        f"smlightning follow {name}",
         f"smlightning stop {name}",
         f"us-east-1.console.aws.amazon.com/sagemaker/home?region=us-east-1#/jobs/{name}",
     ):
@@ -289,7 +289,7 @@ def unreadable(case: str) -> tuple[dict[str, Any], str]:
 
 
 @pytest.mark.parametrize(
-    ("command", "case"), [*(("why", case) for case in UNREADABLE), ("attach", "stream deleted")]
+    ("command", "case"), [*(("why", case) for case in UNREADABLE), ("follow", "stream deleted")]
 )
 def test_status_and_reason_are_printed_without_the_log(
     aws, sent, monkeypatch, capsys, command, case
@@ -301,11 +301,11 @@ def test_status_and_reason_are_printed_without_the_log(
     answer, words = unreadable(case)
     with monkeypatch.context() as patch:
         record(patch, **answer)
-        assert main([command, name, "--region", REGION]) == (command == "attach")
+        assert main([command, name, "--region", REGION]) == (command == "follow")
     text = capsys.readouterr().out
     assert f"{name} failed: {sent.failure_reason}" in text
     assert text.count(words) == 1 and "[rank0]" not in text
-    assert main([command, name, "--region", REGION]) == (command == "attach")
+    assert main([command, name, "--region", REGION]) == (command == "follow")
     text = capsys.readouterr().out
     assert words not in text and "[rank0]: ValueError: nan" in text
 
@@ -331,7 +331,7 @@ def test_a_job_is_followed_to_its_end_without_its_log(aws, sent, monkeypatch, ca
 def test_a_missing_log_is_reported(aws, sent, capsys):
     sent.training_job_status = sent.secondary_status = "Failed"
     sent.failure_reason = "ClientError: no image"
-    for command in ("why", "attach"):
+    for command in ("why", "follow"):
         main([command, sent.training_job_name, "--region", REGION])
         text = capsys.readouterr().out
         assert sent.failure_reason in text and text.count("holds no line") == 1
@@ -405,7 +405,7 @@ def test_a_warm_pool_is_reported_as_billed(aws, sent, monkeypatch, capsys, pool,
     job["ResourceConfig"]["KeepAlivePeriodInSeconds"] = kept
     job |= {"WarmPoolStatus": pool} if pool else {}
     record(monkeypatch, DescribeTrainingJob=lambda _: job)
-    for command in ("why", "attach"):
+    for command in ("why", "follow"):
         main([command, sent.training_job_name, "--region", REGION])
         text = capsys.readouterr().out
         assert all(words in text for words in printed) and absent not in text
@@ -468,7 +468,7 @@ def test_log_and_reason_reach_the_terminal_without_control_characters(aws, sent,
     sent.failure_reason = hostile
     name = sent.training_job_name
     log(aws, name, "algo-1", hostile, f"Traceback (most recent call last): {hostile}")
-    for command in ("why", "attach", "list"):
+    for command in ("why", "follow", "list"):
         words = [] if command == "list" else [name]
         main([command, *words, "--region", REGION])
         printed = "".join(capsys.readouterr())

@@ -24,7 +24,7 @@ def fetch(name: str, region: str, target: Path) -> Path:
         raise UserError(f"{target} exists already", "remove it, or choose another folder with --to")
     job, s3 = describe(name, aws.client("sagemaker", region)), aws.client("s3", region)
     uri, status = address_of(job), job["TrainingJobStatus"]
-    see_log = f"see its log: smlightning attach {name} --region {region}"
+    see_log = f"see its log: smlightning follow {name} --region {region}"
     if status not in ENDED:
         raise UserError(f"{name} has no model yet, it is {status}", see_log)
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -175,10 +175,10 @@ class Follower:
 
 
 def print_way_back(name: str, region: str, console: Any) -> None:
-    """Print how to attach to, stop and find a job that is still running."""
+    """Print how to follow, stop and find a job that is still running."""
     console.print(
         "\nThe job still runs and is billed. "
-        f"To follow it again: smlightning attach {name} --region {region}"
+        f"To follow it again: smlightning follow {name} --region {region}"
     )
     console.print(f"To stop it: smlightning stop {name} --region {region}")
     console.print(f"In the console: {url(region)}/{name}")

@@ -71,7 +71,7 @@ def agreed(job: Job, project: Project, name: str) -> bool:
     return False
 
 
-def attached(job: Job, project: Project, name: str) -> str:
+def job_to_follow(job: Job, project: Project, name: str) -> str:
     """For the notebook: the job to follow, which is the last one of this project.
 
     Returns ``name`` if it was sent; else the one before it, as after a restart of the kernel.
@@ -79,7 +79,7 @@ def attached(job: Job, project: Project, name: str) -> str:
     names = sent_jobs.latest(project, job.region, 1)
     if name in sent_jobs.remembered(project) or not names:
         return name
-    print(f"attached to {names[-1]}, the last job that was sent from here")
+    print(f"follow  {names[-1]}, the last job that was sent from here")
     return names[-1]
 
 
