@@ -45,10 +45,7 @@ BUILD = TEMPLATE / "build"
 SECONDS = 600  # of the slowest single step, on a busy machine
 STEPS = ("train", "stop", "resume", "save", "predict")
 TESTS = "private APIs of libraries, malicious files"
-FILES = (
-    "packages/smlightning-sagemaker/smlightning_sagemaker/testing/test_upgrades.py",
-    "tests/runtime/test_torch_files.py",
-)
+FILES = ("tests/runtime/test_upgrades.py", "tests/runtime/test_torch_files.py")
 
 
 class Failed(Exception):

@@ -1,7 +1,6 @@
-"""Tests that come with the package, and tools for a project's own tests.
+"""Contract tests, and tools for a project's own tests.
 
-``plugin``        fixtures: every test in an empty folder, outside any cluster
-``contract``      tests of any ``data.py`` and ``model.py``, which a project's tests import
-``runs``          short runs of ``src/train.py``, with a record of each rank
-``test_upgrades`` tests of libraries' private parts, for ``pytest --pyargs``
+``plugin``    fixtures: every test in an empty folder, outside any cluster
+``contract``  tests of any ``data.py`` and ``model.py``, which a project's tests import
+``runs``      short runs of ``src/train.py``, with a record of each rank
 """

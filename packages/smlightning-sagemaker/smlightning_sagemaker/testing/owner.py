@@ -1,7 +1,6 @@
 """The project's own modules. Only tests load them; the rest of the package never does."""
 
 import importlib
-import importlib.util
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
@@ -20,11 +19,6 @@ class Owner:
     dist: ModuleType
     predict: ModuleType
     small: ModuleType
-
-
-def is_on_the_path() -> bool:
-    """Whether a project's src/ and tests/ are on ``sys.path``."""
-    return all(importlib.util.find_spec(name) for name in MODULES)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Private parts of Lightning, torch and transformers on which the package relies, unchanged.
+"""Private parts of Lightning, torch and transformers on which the package relies are unchanged.
 
 If a test fails after an upgrade, read that part of the library again, and adapt the module of the
 package in the test's docstring.
