@@ -114,14 +114,6 @@ def assert_all_checks_pass(
     assert ("SMDDP" in report["stubs"]) == with_smddp and not report["mpirun"]
     by_mpirun = "mpirun" in report["launcher"]
     assert by_mpirun == with_smddp == ("sshd" in report["launcher"])
-    assert_package_is_each_hosts(ranks)
-
-
-def assert_package_is_each_hosts(ranks: list[dict[str, Any]]) -> None:
-    """Each rank imports the copy next to its train.py, not one that is installed here."""
-    for rank in ranks:
-        of_host = f"/host-{rank['host'] + 1}/code/smlightning/__init__.py"
-        assert rank["package"].endswith(of_host), rank["package"]
 
 
 @pytest.mark.long
@@ -139,7 +131,6 @@ def test_real_mpirun_on_one_host(
     of_checks = verdicts(report)
     assert report["exit_status"] == 0 and set(of_checks.values()) == {"passed"}, report["output"]
     assert {"resumes-from-checkpoint", "weights-as-undisturbed"} <= of_checks.keys()
-    assert_package_is_each_hosts(report["ranks"])
 
 
 @pytest.mark.parametrize(

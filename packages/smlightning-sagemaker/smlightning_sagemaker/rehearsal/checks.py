@@ -5,6 +5,7 @@ readers of the JSON report rely.
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -420,7 +421,8 @@ def model_predicts(plan: Plan, attempt: Attempt) -> Conclusion:
         return Conclusion(SKIPPED, "no predict.py in the source folder")
     command = [sys.executable, str(program), "--model_dir", str(host.base / "model"), "--sample"]
     variables = container_environment(plan, attempt.folder, host)
-    variables["PYTHONPATH"] = ""  # without the stubs
+    _stubs, _, packages = variables["PYTHONPATH"].partition(os.pathsep)
+    variables["PYTHONPATH"] = packages
     try:
         ended = subprocess.run(
             command,
