@@ -23,7 +23,7 @@ OWNERS = {path.stem for path in (checkout.PROJECT / "src").glob("*.py")}
 LAYERS = (
     {"terminal"},
     {"errors", "stored_secrets"},
-    {"options", "files", "hub", "outline", "serving", "tensors"},
+    {"options", "files", "hub", "outline", "tensors"},
     {"predictions"},
     {"torch_files"},
     {"cluster", "adapters"},
@@ -32,7 +32,6 @@ LAYERS = (
     {"training"},
     {"checkpoints", "reports"},
     {"run", "entry"},
-    {"ray_serving"},  # Ray is only in its inference image
 )
 TOOL_LAYERS = (
     {"project", "findings"},

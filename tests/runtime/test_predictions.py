@@ -1,4 +1,4 @@
-"""The images of predict.py's command line and of requests; texts: example/test_train.py."""
+"""The images of predict.py's command line ; texts: example/test_train.py."""
 
 import io
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from smlightning import predictions, serving
+from smlightning import predictions
 from smlightning.errors import UserError
 
 
@@ -30,13 +30,6 @@ def test_a_file_that_is_not_an_image_is_an_error(name: str) -> None:
         read(name)
 
 
-def test_a_request_holds_one_image() -> None:
-    body = io.BytesIO()
-    Image.new("RGB", (7, 3)).save(body, "JPEG")
-    (image,) = serving.image_input_fn(body.getvalue(), "image/jpeg")
-    assert image.size == (7, 3)
-
-
 def encoded(kind: str, size: tuple[int, int] = (40, 30)) -> bytes:
     body = io.BytesIO()
     Image.new("RGB", size).save(body, kind)
@@ -53,7 +46,6 @@ def encoded(kind: str, size: tuple[int, int] = (40, 30)) -> bytes:
     ],
     ids=["text", "cut", "program", "bomb"],
 )
-def test_a_request_without_a_usual_image_is_rejected(body: bytes) -> None:
-    with pytest.raises(serving.RejectedRequest, match="not an image") as rejected:
-        serving.image_input_fn(body, "image/png")
-    assert rejected.value.status == 400
+def test_only_whole_images_of_usual_size_are_read(body: bytes) -> None:
+    with pytest.raises(OSError):
+        predictions.read_image(io.BytesIO(body))

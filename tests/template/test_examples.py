@@ -136,7 +136,7 @@ import predict
 trained = predict.model_fn(sys.argv[1])
 images = [image for path in sys.argv[2:]
           for image in predict.input_fn(Path(path).read_bytes(), "image/png")]
-print(predict.output_fn(predict.predict_fn(images, trained), "application/json")[0])
+print(predict.output_fn(predict.predict_fn(images, trained), "application/json"))
 """
 
 

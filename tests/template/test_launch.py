@@ -297,7 +297,6 @@ def test_notebook_from_configuration_to_prediction(
     assert_launched_and_fetched(notebook)
     [name] = notebook.run(JOBS)[1].split()
     assert_sent_as_it_lies_here(project, tmp_path)
-    assert_deployed_and_removed(notebook, name)
 
     # Again, up to the cells that only read what the account has of a job.
     notebook.restart()
@@ -322,14 +321,6 @@ def assert_launched_and_fetched(notebook: Notebook) -> None:
     for text, part in expected.items():
         assert part in notebook.output(text), (text, notebook.output(text))
     assert sum(len(shown.splitlines()) for shown in notebook.shown.values()) < 200
-
-
-def assert_deployed_and_removed(notebook: Notebook, name: str) -> None:
-    """The last cells, with their words set to True."""
-    for word, part in (("deploy_it", f"--endpoint-name {name}"), ("remove", "removed Endpoint")):
-        source = next(source for source in notebook.sources if f"{word} = False" in source)
-        done, shown = notebook.run(source.replace(f"{word} = False", f"{word} = True"))
-        assert done and "error" not in shown and part in shown
 
 
 def assert_attached(notebook: Notebook, name: str) -> None:

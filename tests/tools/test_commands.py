@@ -59,7 +59,6 @@ def test_an_unknown_command_gets_the_nearest_name(capsys, word, names):
     ("words", "said"),
     [
         (["submit", "--dryrun"], "did you mean --dry-run?"),
-        (["deploy", "a-job", "--instances", "ml.g5.xlarge"], "did you mean --instance?"),
         (["stop", "a", "b"], '"b"; remove it'),
         (["list", "a", "--regoin", "x"], '"a"; remove it'),
         (["--region=x", "list"], '"--region=x"; write it after list'),
@@ -74,7 +73,6 @@ def test_an_unexpected_word_is_reported(capsys, words, said):
     ("words", "said"),
     [
         ([], "COMMAND"),
-        (["deploy", "a-job", "--count", "two"], "--count"),
         (["rehearse", "--hosts", "two"], "--hosts"),
     ],
 )

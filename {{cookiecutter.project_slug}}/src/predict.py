@@ -1,11 +1,11 @@
 """Use a trained model: `python src/predict.py "Île de la Réunion"`, or texts on standard input.
 
-On SageMaker (`smlightning deploy JOB`) the inference image calls this file's `model_fn`,
-`input_fn`, `predict_fn` and `output_fn`. A request holds texts as JSON ("…", {"text": "…"}, or a
-list of these), JSON lines, or plain lines; the answer to each is a list of
+SageMaker's inference image calls `model_fn`, `input_fn`, `predict_fn` and `output_fn`
+(docs/recipes.md). A request is a text or a list of texts in JSON; the answer to each is a list of
 {"label": "…", "score": 0.9}, likeliest first.
 """
 
+import json
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -15,22 +15,21 @@ from typing import Any
 from smlightning import predictions
 from smlightning.errors import run_command
 from smlightning.options import PositiveInt
-from smlightning.serving import input_fn, output_fn, rejected, worker_device
 from smlightning.terminal import one_line
 from smlightning.training import imports
 
 from options import SAMPLE
 
-__all__ = ["input_fn", "main", "model_fn", "output_fn", "predict", "predict_fn"]
 
-
-def model_fn(model_dir: str | Path, context: Any = None) -> Any:
-    """The trained model in a folder, on the worker's GPU if it has one; raises UserError."""
+def model_fn(model_dir: str | Path) -> Any:
+    """The trained model in a folder, on a GPU if there is one; raises UserError."""
     imports.lightning()
+    import torch
+
     import model
 
     network, batch, labels = model.load(Path(model_dir))
-    return network.to(worker_device(context)), batch, labels
+    return network.to("cuda" if torch.cuda.is_available() else "cpu"), batch, labels
 
 
 def predict(
@@ -56,21 +55,30 @@ def predict(
             yield text, [(labels[i], score) for i, score in zip(row_indices, row, strict=True)]
 
 
-def predict_fn(records: list[Any], trained: Any) -> list[list[dict[str, Any]]]:
-    """The answer to each record of a request; status 400 if one has no text."""
-    texts = []
-    for number, record in enumerate(records, 1):
-        text = record.get("text") if isinstance(record, dict) else record
-        if not isinstance(text, str):
-            raise rejected(
-                400, f'record {number}: expected a text or {{"text": "..."}}; send one of these'
-            )
-        # JSON may contain half of a surrogate pair.
-        texts.append(text.encode("utf-8", "replace").decode())
+def input_fn(body: str | bytes, content_type: str) -> list[str]:
+    """The texts of a request.
+
+    Raises:
+        ValueError: the body is not JSON, or holds something else than texts.
+    """
+    found = json.loads(body)
+    texts = found if isinstance(found, list) else [found]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError('expected a text or a list of texts, as in ["Mittwoch"]')
+    # JSON may contain half of a surrogate pair.
+    return [text.encode("utf-8", "replace").decode() for text in texts]
+
+
+def predict_fn(texts: list[str], trained: Any) -> list[list[dict[str, Any]]]:
+    """The answer to each text of a request."""
     return [
         [{"label": label, "score": score} for label, score in answers]
         for _, answers in predict(texts, trained)
     ]
+
+
+def output_fn(answers: list[Any], accept: str) -> str:
+    return json.dumps(answers)
 
 
 def main() -> int:

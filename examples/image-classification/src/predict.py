@@ -1,8 +1,11 @@
 """Classify images: `python src/predict.py IMAGE ...`.
 
-A deployed model answers a request of one image, as image/png or image/jpeg, in the same form.
+SageMaker's inference image calls `model_fn`, `input_fn`, `predict_fn` and `output_fn`: a request is
+one PNG or JPEG file, and the answer is JSON.
 """
 
+import io
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,20 +13,23 @@ from typing import Any
 from options import SAMPLE
 from smlightning import predictions
 from smlightning.errors import run_command
-from smlightning.serving import image_input_fn as input_fn
-from smlightning.serving import output_fn, worker_device
 from smlightning.training import imports
 
-__all__ = ["input_fn", "main", "model_fn", "output_fn", "predict_fn"]
 
-
-def model_fn(model_dir: str | Path, context: Any = None) -> Any:
+def model_fn(model_dir: str | Path) -> Any:
     """The trained model in a folder, on a GPU if there is one."""
     imports.lightning()
+    import torch
+
     import model
 
     net, labels, size = model.load(Path(model_dir))
-    return net.to(worker_device(context)), labels, size
+    return net.to("cuda" if torch.cuda.is_available() else "cpu"), labels, size
+
+
+def input_fn(body: bytes, content_type: str) -> list[Any]:
+    """The one image of a request, as PIL's."""
+    return [predictions.read_image(io.BytesIO(body))]
 
 
 def predict_fn(images: list[Any], trained: Any) -> list[list[dict[str, Any]]]:
@@ -41,6 +47,10 @@ def predict_fn(images: list[Any], trained: Any) -> list[list[dict[str, Any]]]:
         pairs = zip(numbers.tolist(), scores.tolist(), strict=True)
         answers.append([{"label": labels[number], "score": score} for number, score in pairs])
     return answers
+
+
+def output_fn(answers: list[Any], accept: str) -> str:
+    return json.dumps(answers)
 
 
 def main() -> int:

@@ -1,9 +1,10 @@
 """Continue texts: `python src/predict.py "def main("`, or texts on standard input.
 
-On SageMaker the inference image calls `model_fn`, `input_fn`, `predict_fn` and `output_fn`. A
-request holds texts as JSON, JSON lines or plain lines; the answer to each is a text.
+SageMaker's inference image calls `model_fn`, `input_fn`, `predict_fn` and `output_fn`. A request is
+a list of texts in JSON; the answer to each is a text.
 """
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,21 +12,20 @@ from typing import Any
 from options import SAMPLE
 from smlightning import predictions
 from smlightning.errors import run_command
-from smlightning.serving import input_fn, output_fn, rejected, worker_device
 from smlightning.training import imports
-
-__all__ = ["input_fn", "main", "model_fn", "output_fn", "predict", "predict_fn"]
 
 MAX_TOKENS = 200  # of a continuation
 
 
-def model_fn(model_dir: str | Path, context: Any = None) -> Any:
+def model_fn(model_dir: str | Path) -> Any:
     """The trained model in a folder, on a GPU if there is one."""
     imports.lightning()
+    import torch
+
     import model
 
     net, tokens = model.load(Path(model_dir))
-    return net.to(worker_device(context)), tokens
+    return net.to("cuda" if torch.cuda.is_available() else "cpu"), tokens
 
 
 def predict(text: str, trained: Any, temperature: float = 0.8, seed: int = 0) -> str:
@@ -57,12 +57,19 @@ def predict(text: str, trained: Any, temperature: float = 0.8, seed: int = 0) ->
     return tokens.decode(row[given.shape[1] :], skip_special_tokens=True)
 
 
-def predict_fn(records: list[Any], trained: Any) -> list[str]:
-    """The continuation of each record; status 400 if one is no text."""
-    for number, record in enumerate(records, 1):
-        if not isinstance(record, str):
-            raise rejected(400, f"record {number}: expected a text; send one")
-    return [predict(record, trained) for record in records]
+def input_fn(body: str | bytes, content_type: str) -> list[str]:
+    """The texts of a request."""
+    texts: list[str] = json.loads(body)
+    return texts
+
+
+def predict_fn(texts: list[str], trained: Any) -> list[str]:
+    """The continuation of each text."""
+    return [predict(text, trained) for text in texts]
+
+
+def output_fn(answers: list[str], accept: str) -> str:
+    return json.dumps(answers)
 
 
 def main() -> int:

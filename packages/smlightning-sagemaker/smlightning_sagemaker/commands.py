@@ -17,7 +17,6 @@ from smlightning_sagemaker import findings
 from smlightning_sagemaker import project as projects
 from smlightning_sagemaker.findings import Finding
 from smlightning_sagemaker.job import aws, sent_jobs
-from smlightning_sagemaker.job.constants import DEFAULT_INSTANCE
 from smlightning_sagemaker.project import Project
 
 if TYPE_CHECKING:
@@ -207,22 +206,15 @@ def estimate(arguments: argparse.Namespace, project: Project) -> int:
     "print what the job needs in an AWS account, as CloudFormation or as a policy",
     option(
         "--policy",
-        "print one policy as JSON: for the sender of the job, the role that the job runs under, "
-        "the deployer of its model, or the role of the endpoint",
-        choices=("caller", "role", "deployer", "endpoint"),
+        "print one policy as JSON: for the sender of the job, or the role that the job runs under",
+        choices=("caller", "role"),
     ),
     option(
         "--sender",
-        "with --policy caller or deployer: the role or user that gets the policy, so that "
+        "with --policy caller: the role or user that gets the policy, so that "
         "preflight may simulate its permissions",
         default="",
         metavar="ROLE",
-    ),
-    option(
-        "--image",
-        "with --policy endpoint: the image that deploy --image will use",
-        default="",
-        metavar="URI",
     ),
     option(
         "--github",
@@ -253,8 +245,8 @@ def account(arguments: argparse.Namespace, project: Project) -> int:
     from smlightning_sagemaker.preflight.account import template
 
     wanted = job.load(arguments.job, project)
-    who, image = arguments.policy, arguments.image
-    template.check_options(who, arguments.sender, image)
+    who = arguments.policy
+    template.check_options(who, arguments.sender)
     results, body = preflight.offline_checks(wanted, project)
     wrong = [finding for finding in results if finding.level == "error"]
     # Then the job's needs, or its account, are unknown.
@@ -281,7 +273,6 @@ def account(arguments: argparse.Namespace, project: Project) -> int:
             account=account,
             partition=partition,
             senders=(template.sender_arn(arguments.sender, account, partition),),
-            image=image,
         )
         text = json.dumps(template.policy(given, who), indent=2)
     for finding in template.not_granted(template.facts(wanted, project)):
@@ -454,53 +445,3 @@ def fetch(arguments: argparse.Namespace, project: Project) -> int:
     ask = f'python src/predict.py --model_dir {folder} "a text"'
     print(f"the model is in {folder}; use it: {ask}")
     return 0
-
-
-@command(
-    "deploy",
-    "create a real-time endpoint for the model of a job",
-    ACCEPT,
-    REGION,
-    NAME,
-    option("--count", "number of instances (%(default)s)", type=int, default=1, metavar="N"),
-    option(
-        "--instance",
-        "type of the instances (%(default)s)",
-        default=DEFAULT_INSTANCE,
-        metavar="TYPE",
-    ),
-    option("--image", "image with Ray Serve (that of AWS)", default="", metavar="URI"),
-    YES,
-    example=A_JOB,
-)
-def deploy(arguments: argparse.Namespace, project: Project) -> int:
-    from smlightning_sagemaker.job import deploy_check, job
-    from smlightning_sagemaker.job.deploy import deploy
-    from smlightning_sagemaker.job.deploy_plan import Options, plan
-
-    options = Options(
-        instance=arguments.instance,
-        count=arguments.count,
-        image=arguments.image,
-        create=job.members_to_create(arguments.job),
-    )
-    deployment = plan(arguments.name, arguments.region, options)
-    if print_findings(deploy_check.check(deployment, project.src), arguments.accept):
-        return 1
-    print(deployment.cost)
-    if not confirmed("Create it?", arguments.yes):
-        return 1
-    print(deploy(deployment, project.src))
-    return 0
-
-
-@command("undeploy", "remove what deploy created", REGION, NAME, example=A_JOB)
-def undeploy(arguments: argparse.Namespace, project: Project) -> int:
-    from smlightning_sagemaker.job.deploy import undeploy
-
-    removed = undeploy(arguments.name, arguments.region)
-    if removed:
-        print(f"removed {', '.join(removed)}")
-        return 0
-    print(f"removed nothing: {arguments.name} is not deployed in {arguments.region}")
-    return 1

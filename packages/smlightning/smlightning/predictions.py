@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from smlightning.errors import UserError, root_cause
-from smlightning.serving import read_image
 
+MOST_PIXELS = 50_000_000  # of an image: a small file may hold gigabytes of one colour
 HELP = {"text": "texts; without any, one a line on standard input", "image": "image files"}
 
 
@@ -67,3 +67,27 @@ def images(arguments: Namespace, draw: Callable[[Any], Any]) -> dict[str, Any]:
     if arguments.sample is not None:
         opened["sample"] = draw(arguments.sample)
     return opened
+
+
+def read_image(source: Any) -> Any:
+    """An image of PIL from a PNG or JPEG file, read whole.
+
+    PIL knows other formats, and starts a program for some of them.
+
+    Args:
+        source: path, or open file.
+
+    Raises:
+        OSError: it is another file, damaged, or has more than MOST_PIXELS.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(source, formats=("PNG", "JPEG")) as image:
+            if image.width * image.height > MOST_PIXELS:
+                size = f"{image.width} × {image.height}"
+                raise OSError(f"it has {size} pixels, expected at most {MOST_PIXELS:,}")
+            image.load()
+            return image
+    except (SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise OSError(str(error)) from error

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from botocore.client import BaseClient
 from policies import ALLOWED, EXPLICIT, evaluate, simulation
-from test_policy_table import JOBS, OWN_IMAGE, ROLE
+from test_policy_table import JOBS, ROLE
 
 from moto_account import ACCOUNT, REGION, record, refusal, simulated
 from small_job import PROJECT
@@ -30,10 +30,10 @@ def full() -> Job:
 
 
 def facts(job: Job) -> table.Facts:
-    return template.facts(job, PROJECT, account=ACCOUNT, partition="aws", image=OWN_IMAGE)
+    return template.facts(job, PROJECT, account=ACCOUNT, partition="aws")
 
 
-WHOSE = ("caller", "role", "deployer", "endpoint")
+WHOSE = ("caller", "role")
 
 
 def test_the_stack_is_created_and_preflight_has_nothing_to_correct(aws, monkeypatch):
@@ -278,10 +278,9 @@ def test_the_command_prints_the_file_and_policies(aws, full, monkeypatch, capsys
         "GitHubPreflightRole",
         "GitHubRole",
     }
-    options = {"endpoint": ["--image", OWN_IMAGE]}
     for who in WHOSE:
-        sender = ["--sender", "sending"] if who in ("caller", "deployer") else []
-        assert main(["account", "--policy", who, *sender, *options.get(who, [])]) == 0
+        sender = ["--sender", "sending"] if who == "caller" else []
+        assert main(["account", "--policy", who, *sender]) == 0
         document = json.loads(capsys.readouterr().out)
         given = replace(facts(full), senders=(f"arn:aws:iam::{ACCOUNT}:role/sending",))
         assert document == template.policy(given, who)
@@ -341,9 +340,7 @@ def test_an_invalid_role_prints_no_policy(full, monkeypatch, capsys):
     assert "error   role:" in printed.err and not printed.out
 
 
-@pytest.mark.parametrize(
-    "options", [["--sender", "me"], ["--policy", "role", "--image", "1.dkr.ecr.eu.amazonaws.com/x"]]
-)
+@pytest.mark.parametrize("options", [["--sender", "me"], ["--policy", "role", "--sender", "me"]])
 def test_an_option_of_another_policy_is_an_error(options, full, monkeypatch, capsys):
     monkeypatch.setattr("smlightning_sagemaker.job.job.load", lambda *_: full)
     assert main(["account", *options]) == 1
@@ -360,6 +357,3 @@ def test_the_ecr_repository_is_the_images_own(full):
     arn = "arn:aws:ecr:us-east-1:999999999999:repository/team/mine"
     assert table.resources_of(facts(own))["repository"] == [arn]
     assert table.resources_of(facts(public))["repository"] == []
-    for image, repository in ((OWN_IMAGE, f"{ACCOUNT}:repository/team/answers"), ("", "ray")):
-        found = table.resources_of(replace(facts(full), inference_image=image))
-        assert found["repository of the model"][0].endswith(repository)

@@ -29,9 +29,8 @@ SENDER = f"arn:aws:iam::{ACCOUNT}:role/sending"
 KEY = f"arn:aws:kms:{REGION}:{ACCOUNT}:key/1234abcd-12ab-34cd-56ef-1234567890ab"
 OTHER_KEY = KEY.replace("1234abcd", "9999abcd")
 ANOTHERS = f"arn:aws:kms:{REGION}:999999999999:alias/theirs"
-OWN_IMAGE = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/team/answers:1"
 MLFLOW = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}"
-WHO = ("caller", "role", "deployer", "endpoint", "looker")
+WHO = ("caller", "role", "looker")
 
 
 def job(**changes: Any) -> Job:
@@ -113,7 +112,6 @@ def patterns(given: Job) -> table.Facts:
         account=ACCOUNT,
         partition=partition(given.region),
         senders=(SENDER,),
-        image=OWN_IMAGE,
     )
 
 
@@ -122,7 +120,7 @@ def sent(given: Job) -> table.Facts:
     identity = {"UserId": "x", "Account": ACCOUNT, "Arn": SENDER}
     role = given.role if given.role.startswith("arn:") else ROLE
     context = account.Context(given, request.dry_run(given, PROJECT), identity, role)
-    options = {"senders": (SENDER,), "inference_image": OWN_IMAGE}
+    options = {"senders": (SENDER,)}
     return replace(facts_of(context, role), **options)
 
 
@@ -257,7 +255,7 @@ def test_the_role_is_allowed_no_more_than_its_job(name, action, place, inside, o
     assert evaluate([policy], action, place + outside, {}).decision != ALLOWED
 
 
-@pytest.mark.parametrize("who", ["caller", "role", "deployer", "endpoint"])
+@pytest.mark.parametrize("who", ["caller", "role"])
 @pytest.mark.parametrize(
     ("key", "account_of_key", "alias"),
     [("alias/team", ACCOUNT, "alias/team"), (ANOTHERS, "999999999999", "alias/theirs")],

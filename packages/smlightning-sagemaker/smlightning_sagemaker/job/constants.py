@@ -4,4 +4,3 @@ from typing import Literal, get_args
 
 Distribution = Literal["auto", "smddp", "torch_distributed", "pytorchddp", "none"]
 DISTRIBUTIONS: tuple[str, ...] = get_args(Distribution)
-DEFAULT_INSTANCE = "ml.m5.xlarge"  # that an endpoint runs on

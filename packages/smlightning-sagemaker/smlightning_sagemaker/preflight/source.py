@@ -3,7 +3,7 @@
 import ast
 import codecs
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from smlightning_sagemaker.findings import Finding, error, warning
@@ -14,23 +14,13 @@ from smlightning_sagemaker.preflight.paths import DATA_FILE
 from smlightning_sagemaker.project import Project
 
 TRAINING = ("train.py", "requirements.txt")
-SERVING = ("predict.py",)
 MAX_MB = 50  # ample for code; every host downloads and unpacks it before training
 
 
 def files(job: Job, project: Project) -> Iterator[Finding]:
-    """Problems of src/ as a job's code."""
-    yield from uploaded(project.src, TRAINING)
-
-
-def uploaded(folder: Path, needed: Collection[str]) -> Iterator[Finding]:
-    """Problems of the links in src/ and of the files that `source_archive.files` would upload.
-
-    Args:
-        folder: the project's src/.
-        needed: names of the files that the container looks for.
-    """
-    for name in needed:
+    """Problems of the links in src/ and of the files that `source_archive.files` would upload."""
+    folder = project.src
+    for name in TRAINING:
         if not (folder / name).is_file():
             yield error(f"{folder.name}/{name}", "is missing", "the container looks for it there")
     size = 0

@@ -11,7 +11,7 @@ from typing import Any
 
 from smlightning import stored_secrets
 from smlightning.stored_secrets import Reference
-from smlightning_sagemaker.job import images, inference_images, request
+from smlightning_sagemaker.job import images, request
 from smlightning_sagemaker.job.job import Job
 from smlightning_sagemaker.preflight import requirements
 
@@ -19,7 +19,6 @@ SAGEMAKER = "sagemaker.amazonaws.com"
 EVERY = "*"  # for an action that has no resources
 CALLER, ROLE = "caller", "role"  # sends the job; the job runs under it
 LOOKER = "looker"  # runs preflight and list, and changes nothing; each caller is one, too
-DEPLOYER, ENDPOINT = "deployer", "endpoint"  # deploys the model; the model answers under it
 # S3 Express and access points: their ARNs have other forms (userguide/access-points-naming.html).
 OTHER_BUCKET = re.compile(r"arn:.*|.*(--x-s3|--xa-s3|-s3alias)")
 WHOLE_SECRET = re.compile(r"arn:.+-[A-Za-z0-9]{6}")
@@ -41,7 +40,6 @@ class Facts:
     role: str  # ARN of the execution role
     job_name: str  # of the training job; a pattern in a policy
     senders: tuple[str, ...] = ()  # ARNs of those whose permissions preflight checks
-    inference_image: str = ""  # of `deploy --image`; empty: AWS's own for PyTorch
     key_arns: Mapping[str, str] = field(default_factory=dict)  # alias in the request → KMS key
 
     def arn(self, service: str, name: str, *, account: str = "", region: str = "") -> str:
@@ -82,7 +80,7 @@ class Permission:
     """A line of the table.
 
     Attributes:
-        who: needs it: CALLER, ROLE, LOOKER, DEPLOYER or ENDPOINT.
+        who: needs it: CALLER, ROLE or LOOKER.
         action: as IAM names it.
         resources: their name in `resources_of`; a job without any does not need the permission.
     """
@@ -120,7 +118,6 @@ def resources_of(facts: Facts) -> dict[str, list[str]]:
         **_of_storage(facts),
         **_of_network(facts),
         **_of_secrets(facts),
-        **_of_deployment(facts),
     }
 
 
@@ -322,33 +319,6 @@ def _by_alias(key: str) -> Condition:
     return (("kms:ResourceAliases", f"alias/{name}"),) if is_alias else ()
 
 
-def _of_deployment(facts: Facts) -> dict[str, list[str]]:
-    """Resources that `deploy` creates, with the job's name in lower case."""
-    name = facts.training_job.lower().removesuffix("*")
-    model, config, endpoint = (
-        facts.arn("sagemaker", f"{kind}/{name}*")
-        for kind in ("model", "endpoint-config", "endpoint")
-    )
-    return {
-        "model": [model],
-        "endpoint-config": [config],
-        "endpoint": [endpoint],
-        "endpoint and its config": [endpoint, config],
-        "tagged kinds": [model, endpoint, config],
-        "repository of the model": _model_repository(facts),
-        "logs of the model": [facts.arn("logs", f"log-group:/aws/sagemaker/Endpoints/{name}*")],
-    }
-
-
-def _model_repository(facts: Facts) -> list[str]:
-    """The repository of the image that the model answers in: the given one, else AWS's own."""
-    if facts.inference_image:
-        return _repository(facts, facts.inference_image)
-    account = images.REGISTRIES.get(facts.job.region, "*")
-    name = inference_images.CPU.split(":")[0]
-    return [facts.arn("ecr", f"repository/{name}", account=account)]
-
-
 def _lines(who: str, actions: str, resources: str) -> Iterator[Permission]:
     """A line for each action of one service, which is before the colon."""
     service, _, names = actions.partition(":")
@@ -435,37 +405,6 @@ TABLE: tuple[Permission, ...] = (
     *_lines(LOOKER, "ssm:DescribeParameters", "any parameter"),
     *_lines(LOOKER, "sagemaker:DescribeMlflowTrackingServer", "tracking server"),
     *_lines(LOOKER, "sagemaker:DescribeMlflowApp", "tracking app"),
-    # `deploy` and `undeploy`.
-    *_lines(DEPLOYER, "sagemaker:DescribeTrainingJob ListTags", "job"),
-    *_lines(DEPLOYER, "sagemaker:CreateModel DeleteModel", "model"),
-    *_lines(DEPLOYER, "sagemaker:CreateEndpointConfig DeleteEndpointConfig", "endpoint-config"),
-    *_lines(DEPLOYER, "sagemaker:CreateEndpoint", "endpoint and its config"),
-    *_lines(DEPLOYER, "sagemaker:DeleteEndpoint", "endpoint"),
-    *_lines(DEPLOYER, "sagemaker:DescribeModel", "model"),
-    *_lines(DEPLOYER, "sagemaker:DescribeEndpointConfig", "endpoint-config"),
-    *_lines(DEPLOYER, "sagemaker:DescribeEndpoint", "endpoint"),
-    *_lines(DEPLOYER, "sagemaker:InvokeEndpoint", "endpoint"),
-    *_lines(DEPLOYER, "sagemaker:AddTags", "tagged kinds"),
-    *_lines(DEPLOYER, "iam:PassRole", "execution role"),
-    *_lines(DEPLOYER, "s3:GetObject PutObject DeleteObject", "objects of the job"),
-    *_lines(DEPLOYER, "s3:ListBucket", "buckets of the job"),
-    *_lines(DEPLOYER, "pricing:GetProducts", "everything"),
-    *_lines(DEPLOYER, "kms:GenerateDataKey Decrypt", "key of the output"),
-    *_lines(ENDPOINT, "s3:GetObject", "objects of the job"),
-    *_lines(ENDPOINT, "s3:ListBucket", "buckets of the job"),
-    *_lines(ENDPOINT, "logs:CreateLogGroup CreateLogStream PutLogEvents", "logs of the model"),
-    *_lines(ENDPOINT, "logs:DescribeLogStreams", "logs of the model"),
-    *_lines(ENDPOINT, "cloudwatch:PutMetricData", "everything"),
-    *_lines(ENDPOINT, "ecr:GetAuthorizationToken", "everything"),
-    *_lines(ENDPOINT, "ecr:BatchCheckLayerAvailability", "repository of the model"),
-    *_lines(ENDPOINT, "ecr:BatchGetImage GetDownloadUrlForLayer", "repository of the model"),
-    *_lines(ENDPOINT, "ec2:CreateNetworkInterface", "interfaces in the network"),
-    *_lines(ENDPOINT, "ec2:DeleteNetworkInterface", "interfaces"),
-    *_lines(ENDPOINT, "ec2:CreateNetworkInterfacePermission", "interfaces"),
-    *_lines(ENDPOINT, "ec2:DeleteNetworkInterfacePermission", "interfaces"),
-    *_lines(ENDPOINT, "ec2:DescribeNetworkInterfaces DescribeVpcs DescribeSubnets", "network"),
-    *_lines(ENDPOINT, "ec2:DescribeDhcpOptions DescribeSecurityGroups", "network"),
-    *_lines(ENDPOINT, "kms:Encrypt Decrypt GenerateDataKey", "key of the output"),
 )
 
 

@@ -11,14 +11,12 @@ from typing import Any
 
 from smlightning.errors import UserError
 from smlightning_sagemaker.findings import Finding, error, warning
-from smlightning_sagemaker.job import aws, images, request
+from smlightning_sagemaker.job import aws, request
 from smlightning_sagemaker.job.job import Job, JobError
 from smlightning_sagemaker.job.request import Destination
 from smlightning_sagemaker.preflight import requirements
 from smlightning_sagemaker.preflight.account.table import (
     CALLER,
-    DEPLOYER,
-    ENDPOINT,
     LOOKER,
     ROLE,
     Condition,
@@ -87,7 +85,6 @@ def facts(
     partition: str = PARTITION,
     path: str = "",
     senders: tuple[str, ...] = (),
-    image: str = "",
 ) -> Facts:
     """The facts for the table, in an account that may be a placeholder.
 
@@ -98,7 +95,6 @@ def facts(
         partition: of AWS's regions.
         path: of the execution role; empty: as job.toml has it.
         senders: ARNs of the users and roles that send the job.
-        image: that the model answers in; empty: AWS's own.
 
     Raises:
         UserError: no request can be built from this job, or a name would be a pattern in a policy.
@@ -117,7 +113,6 @@ def facts(
         role=role,
         job_name=pattern,
         senders=senders,
-        inference_image=image,
     )
 
 
@@ -168,30 +163,18 @@ def not_granted(given: Facts) -> list[Finding]:
     return findings
 
 
-def check_options(who: str | None, sender: str, image: str) -> None:
-    """Reject options that the requested policy does not use.
+def check_options(who: str | None, sender: str) -> None:
+    """Reject ``--sender`` if the requested policy does not use it.
 
     Args:
         who: the policy is for; None: the whole file is requested.
         sender: whose permissions preflight checks; empty: nobody's.
-        image: that the model answers in; empty: AWS's own.
 
     Raises:
-        UserError: an option belongs to another policy, or its value is invalid.
+        UserError: the option belongs to another policy.
     """
-    used_by = {
-        "--sender": (sender, (CALLER, DEPLOYER)),
-        "--image": (image, (ENDPOINT,)),
-    }
-    for option, (value, policies) in used_by.items():
-        if value and who not in policies:
-            cure = " or ".join(f"--policy {policy}" for policy in policies)
-            raise UserError(f"this policy does not use {option}", f"add {cure}")
-    if image and not images.ECR.match(image):
-        raise UserError(
-            f"--image {image} is not an address in ECR",
-            "as in 123456789012.dkr.ecr.us-east-1.amazonaws.com/mine:1",
-        )
+    if sender and who != CALLER:
+        raise UserError("this policy does not use --sender", f"add --policy {CALLER}")
 
 
 def role_name(job: Job) -> tuple[str, str]:
