@@ -366,7 +366,7 @@ def versions() -> dict[str, str]:
     import platform
     from importlib.metadata import version
 
-    names = ("torch", "pytorch-lightning", "transformers", "datasets", "peft")
+    names = ("torch", "pytorch-lightning", "transformers", "datasets")
     found = {"Python": platform.python_version(), **{name: version(name) for name in names}}
     command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
     revision = subprocess.run(command, capture_output=True, text=True).stdout.strip()

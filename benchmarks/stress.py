@@ -8,8 +8,7 @@
     python benchmarks/stress.py hangs --count 10    # a rank sleeps or is paused
     python benchmarks/stress.py all --minutes 5     # some of each, in rounds with other seeds
 
-With `--strategy fsdp` runs are sharded (kills, stops, damage, ranks), with `--lora_rank 4` they
-train adapters of a small BERT. Ranks are forked: torch and Lightning are imported once.
+With `--strategy fsdp` runs are sharded (kills, stops, damage, ranks). Ranks are forked: torch and Lightning are imported once.
 
 Prints a line per trial and a summary; the status is 1 if a trial failed. docs/evidence.md has
 the figures.
@@ -38,7 +37,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # also of the server that forks t
 sys.path[:0] = [*PATHS, str(ROOT / "tests")]
 import forked  # noqa: E402
 from smlightning.checkpoints import files  # noqa: E402
-from smlightning_sagemaker.testing.checkpoints import write_bert  # noqa: E402
 from smlightning_sagemaker.testing.processes import free_port  # noqa: E402
 
 State = dict[str, Any]
@@ -465,12 +463,9 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=5.0, help="time after which `all` ends")
     parser.add_argument("--hang_seconds", type=float, default=60.0)
     parser.add_argument("--strategy", choices=("ddp", "fsdp"), default="ddp")
-    parser.add_argument("--lora_rank", type=int, default=0, help="rank of trained adapters")
     parser.add_argument("--keep", action="store_true", help="keep the runs' folders")
     arguments = parser.parse_args()
     OPTIONS["strategy"] = arguments.strategy
-    if arguments.lora_rank:
-        OPTIONS.update(lora_rank=arguments.lora_rank, model_name="../bert")
     is_all = arguments.what == ["all"]
     plan = {kind: count for kind, (_, count) in KINDS.items()} if is_all else {}
     for word in [] if is_all else arguments.what:
@@ -487,9 +482,6 @@ def main() -> int:
             place = folder / f"{kind}{number}"
             place.mkdir()
             common.write_words(place / "words.csv", 120, 12, right=0.75)
-            if arguments.lora_rank:
-                # NO_DROPOUT reaches modules of dropout, not the dropout inside attention.
-                write_bert(place / "bert", common.LETTERS, attention_probs_dropout_prob=0.0)
             more = {"hang_seconds": arguments.hang_seconds} if kind == "hangs" else {}
             good = tried = 0
             for line in KINDS[kind][0](count, arguments.seed + number, place, **more):

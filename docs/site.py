@@ -18,6 +18,7 @@ AT_ROOT = {
     "SECURITY": "security",
     "CHANGELOG": "changelog",
     "examples/language-model/README": "language_model",
+    "examples/lora/README": "lora",
     "examples/image-classification/README": "image_classification",
     "examples/image-to-text/README": "image_to_text",
     "examples/cluster/README": "cluster",

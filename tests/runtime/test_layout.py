@@ -26,7 +26,7 @@ LAYERS = (
     {"options", "files", "hub", "outline", "tensors"},
     {"predictions"},
     {"torch_files"},
-    {"cluster", "adapters"},
+    {"cluster"},
     {"pretrained"},
     {"data"},
     {"training"},

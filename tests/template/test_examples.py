@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from projects import TEMPLATE, Project, bake
@@ -20,6 +21,7 @@ CHANNEL = "s3://bucket/data/"
         pytest.param("image-classification", marks=pytest.mark.long),
         pytest.param("image-to-text", marks=pytest.mark.long),
         "language-model",
+        "lora",
     ],
 )
 def name(request: pytest.FixtureRequest) -> str:
@@ -44,9 +46,13 @@ def example(name: str, tmp_path_factory: pytest.TempPathFactory) -> Project:
 CONTRACT = ["python", "-m", "pytest", "-n", "0", "tests/test_contract.py", "--basetemp"]
 
 
-def test_an_example_resumes_saves_and_answers(example: Project, tmp_path: Path) -> None:
+def test_an_example_resumes_saves_and_answers(
+    example: Project, name: str, tmp_path: Path
+) -> None:
     """The contract's tests of one rank."""
     slow = "reaches_one or ranks_agree or rehearsal or changes_something"
+    if name == "lora":
+        slow += " or best or preflight"  # the network is merged: tested below; peft is not locked
     example.run(*CONTRACT, str(tmp_path / "contract"), "-k", f"not ({slow})")
 
 
@@ -82,6 +88,41 @@ print(json.dumps({
     "first_losses": [run[0]["losses"][0] for run in (whole, tuned)],
 }))
 """
+
+
+MERGED = """
+import json, sys
+from pathlib import Path
+import small
+import torch
+from peft import PeftModel
+from smlightning import pretrained
+from smlightning_sagemaker.testing import runs
+import model
+place = Path(sys.argv[1])
+options = small.options(place)
+runs.train(place, options)
+saved = place / "outputs" / "model"
+net, batch, labels = model.load(saved)
+base = pretrained.classifier(options["model_name"], labels).eval()
+inputs = batch(["αβγ", "abc"])
+with torch.inference_mode():
+    found = [net(**inputs).logits, base(**inputs).logits]
+    adapted = PeftModel.from_pretrained(base, saved / "adapter").eval()
+    found.append(adapted(**inputs).logits)
+print(json.dumps([each.tolist() for each in found]))
+"""
+
+
+@pytest.mark.parametrize("name", ["lora"], indirect=True)
+def test_the_merged_network_answers_as_the_adapter_on_its_base(
+    example: Project, tmp_path: Path
+) -> None:
+    path = os.pathsep.join((".", "src", "tests"))
+    printed = example.run("python", "-c", MERGED, str(tmp_path), PYTHONPATH=path).stdout
+    merged, base, adapted = (np.array(each) for each in json.loads(printed.splitlines()[-1]))
+    assert abs(merged - adapted).max() < 1e-5
+    assert abs(merged - base).max() > 1e-2
 
 
 FSDP = """

@@ -12,7 +12,6 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from smlightning import pretrained
-from smlightning.adapters import shrink_base
 from smlightning.data import text
 from smlightning.reports import curves
 from smlightning.training.metrics import ConfusionMatrix, WeightedMean, accuracy, macro_f1
@@ -98,8 +97,7 @@ class Model(pl.LightningModule):
             return
         self.labels = self.trainer.datamodule.labels  # type: ignore[attr-defined]
         chosen = self.options
-        self.net = build(chosen.model_name, self.labels, chosen.lora_rank)
-        shrink_base(self.net, self.trainer)
+        self.net = build(chosen.model_name, self.labels)
         if chosen.gradient_checkpointing:
             self.net.gradient_checkpointing_enable()
         if chosen.compile:
@@ -152,8 +150,7 @@ class Model(pl.LightningModule):
             config |= {"model_type": "bytecnn", "net": self.net.config}
             pretrained.save_own(self.net, config, directory)
         else:
-            name, length = chosen.model_name, chosen.max_length
-            pretrained.save(self.net, name, length, directory, chosen.merge)
+            pretrained.save(self.net, chosen.model_name, chosen.max_length, directory)
 
     def draw(self, directory: Path) -> None:
         """Write ``confusion.png``: each row is divided by its sum, which shows rare labels too."""
@@ -162,11 +159,11 @@ class Model(pl.LightningModule):
         curves.save_matrix(shares, self.labels, directory / "confusion.png")
 
 
-def build(model_name: str, labels: list[str], lora_rank: int = 0) -> Any:
+def build(model_name: str, labels: list[str]) -> Any:
     """A network for ``labels``: a fresh byte CNN, or a checkpoint with a head for them."""
     if model_name == "bytecnn":
         return ByteCNN(len(labels))
-    return pretrained.classifier(model_name, labels, lora_rank)
+    return pretrained.classifier(model_name, labels)
 
 
 def load(directory: Path) -> tuple[nn.Module, Callable[[list[str]], dict[str, Any]], list[str]]:

@@ -13,7 +13,6 @@ from typing import Literal
 from smlightning.errors import UserError
 from smlightning.options import (
     NonNegativeFloat,
-    NonNegativeInt,
     OrMinusOne,
     PositiveFloat,
     PositiveInt,
@@ -57,7 +56,7 @@ class Options(TrainerOptions):
     )
     max_length: PositiveInt = option(256, "tokens of a text; longer texts are cut", resume="data")
     lr: PositiveFloat = option(
-        2e-3, "highest learning rate; to fine-tune 2e-5, with LoRA 2e-4", resume="optimizer"
+        2e-3, "highest learning rate; to fine-tune 2e-5", resume="optimizer"
     )
     weight_decay: NonNegativeFloat = option(
         0.01, "weight decay of AdamW, only for matrices", resume="optimizer"
@@ -68,10 +67,6 @@ class Options(TrainerOptions):
         "linear multiplies lr by the world size (a heuristic; raise warmup_ratio with it)",
         resume="optimizer",
     )
-    lora_rank: NonNegativeInt = option(
-        0, "rank of LoRA on a Hugging Face model; 0: train all of its weights", resume="data"
-    )
-    merge: bool = option(False, "with LoRA: save the whole model, merged", resume="free")
     compile: bool = option(False, "torch.compile the network", resume="free")
     gradient_checkpointing: bool = option(
         False, "recompute activations in the backward pass: less memory, more time", resume="free"
@@ -84,9 +79,9 @@ class Options(TrainerOptions):
         if self.dataset == "cldr" and (self.text_column or self.label_column):
             problem = "--text_column and --label_column are for tables, and --dataset is cldr"
             raise UserError(problem, "leave them out, or name a table")
-        if self.model_name == "bytecnn" and (self.gradient_checkpointing or self.lora_rank):
-            problem = "--gradient_checkpointing and --lora_rank are for Hugging Face models"
-            raise UserError(problem, "leave them out, or choose another --model_name")
+        if self.model_name == "bytecnn" and self.gradient_checkpointing:
+            problem = "--gradient_checkpointing is for Hugging Face models"
+            raise UserError(problem, "leave it out, or choose another --model_name")
 
 
 METRICS = (

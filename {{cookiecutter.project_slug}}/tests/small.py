@@ -44,8 +44,6 @@ ELSEWHERE = {
     "num_workers": "changes who makes the same batches: tests/example/test_data.py",
     "gradient_checkpointing": "of a Hugging Face checkpoint: tests/example/test_model.py",
     "model_name": "tests/example/test_model.py fine-tunes a Hugging Face checkpoint",
-    "lora_rank": "of a Hugging Face checkpoint, as model_name",
-    "merge": "of a Hugging Face checkpoint, as model_name",
     "lr_scaling": "acts on several ranks: tests/example/test_model.py",
     "compile": "changes how fast the same numbers are computed",
 }

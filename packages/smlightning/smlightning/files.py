@@ -12,11 +12,7 @@ from typing import Any
 
 from smlightning.errors import UserError
 
-# File names of transformers and peft. A folder with a configuration is a model's.
-NETWORK_CONFIG = "config.json"
-ADAPTER_CONFIG = "adapter_config.json"
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
-ADAPTER_BASE = "base"  # our own: a folder with the configuration of an adapter's network
+NETWORK_CONFIG = "config.json"  # of transformers: a folder with it is a model's
 # Large networks have several files and an index.
 NETWORK_WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
 
@@ -60,39 +56,18 @@ def replace_model(folder: Path) -> Iterator[Path]:
     configuration is removed first, and the new one is written last: a kill leaves the older model,
     a folder that is not a model, or the new model. Other files in ``folder`` stay, unless a new
     file has the same name.
-
-    Raises:
-        UserError: an adapter would overwrite a folder ADAPTER_BASE that is not an adapter's.
     """
     new = folder / ".saving"
     shutil.rmtree(new, ignore_errors=True)  # left by a killed process
     new.mkdir(parents=True)
     try:
         yield new
-        configs = (NETWORK_CONFIG, ADAPTER_CONFIG)
-        base = folder / ADAPTER_BASE
-        is_adapters = (folder / ADAPTER_WEIGHTS).exists()  # else ``base`` is the user's
-        if base.exists() and (new / ADAPTER_BASE).exists() and not is_adapters:
-            raise UserError(
-                f"saving the adapter would overwrite {base}, which belongs to no adapter",
-                "move that folder, or save to another one",
-            )
-        for name in configs:
-            (folder / name).unlink(missing_ok=True)
-        if is_adapters:
-            shutil.rmtree(base, ignore_errors=True)
-            (folder / ADAPTER_WEIGHTS).unlink()
+        (folder / NETWORK_CONFIG).unlink(missing_ok=True)
         for path in list(folder.iterdir()):
             if NETWORK_WEIGHTS.fullmatch(path.name):
                 path.unlink()
-        # An adapter's weights come before its folder: they mark the folder as an adapter's.
-        last = ("", ADAPTER_BASE, *configs)
-        places = {path: last.index(path.name) if path.name in last else 0 for path in new.iterdir()}
-        for path in sorted(places, key=places.__getitem__):
-            place = folder / path.name
-            if place.is_dir():  # a rename does not replace a folder
-                shutil.rmtree(place)
-            path.replace(place)
+        for path in sorted(new.iterdir(), key=lambda path: path.name == NETWORK_CONFIG):
+            path.replace(folder / path.name)
     finally:
         shutil.rmtree(new, ignore_errors=True)
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from smlightning import adapters, hub
+from smlightning import hub
 from smlightning.errors import UserError, root_cause
 from smlightning.files import replace_model
 
@@ -27,20 +27,32 @@ FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 
 
 def fetch(name: str) -> None:
-    """Download a checkpoint, and an adapter's base, before every rank of the node loads it."""
-    if not Path(name).exists():
-        _download(name)
-    folder = adapters.folder_of(name)
-    base = adapters.base_of(folder) if folder else name
-    if not Path(base).exists() and base != name:
-        _download(base)
-
-
-def _download(name: str) -> None:
+    """Download a checkpoint before every rank of the node loads it."""
+    if Path(name).exists():
+        return
     from huggingface_hub import snapshot_download
 
     with checkpoint_errors(name):
         snapshot_download(name, allow_patterns=list(FILES))
+
+
+def check_no_adapter(name: str) -> None:
+    """Reject a checkpoint with a peft adapter, which transformers loads if peft is installed.
+
+    An adapter's configuration may have peft import a module (0.21.2: ``megatron_core``).
+    """
+    from huggingface_hub import try_to_load_from_cache
+
+    config = "adapter_config.json"
+    if Path(name).exists():
+        has_one = Path(name, config).exists()
+    else:
+        has_one = isinstance(try_to_load_from_cache(name, config), str)
+    if has_one:
+        raise UserError(
+            f"--model_name {name!r} is an adapter of peft, or has one",
+            "merge it into its base with peft, and use the merged model",
+        )
 
 
 class PretrainedTokenizer:
@@ -98,19 +110,17 @@ def _check_tokenizer(name: str) -> None:
         )
 
 
-def network(auto_class: str, name: str, lora_rank: int = 0, **config: Any) -> Any:
+def network(auto_class: str, name: str, **config: Any) -> Any:
     """A checkpoint's network in training mode, on the CPU, in float32.
 
-    An adapter is merged into its base. In `outline` no weights are read.
+    In `outline` no weights are read.
 
     Args:
         auto_class: a class of transformers, e.g. AutoModelForSequenceClassification.
-        lora_rank: rank of a new adapter to train; 0: train the network itself.
         config: members of its configuration to replace.
 
     Raises:
-        UserError: there is no such checkpoint, or it needs its own code, or LoRA does not support
-            it.
+        UserError: there is no such checkpoint, or it needs its own code.
     """
     import torch
     import transformers
@@ -119,45 +129,36 @@ def network(auto_class: str, name: str, lora_rank: int = 0, **config: Any) -> An
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    folder = adapters.folder_of(name)
-    if folder and lora_rank:
-        raise UserError(
-            f"--lora_rank: {name!r} is an adapter already",
-            "leave --lora_rank out, or use a model saved with --merge true",
-        )
     # In configure_model, Lightning's own strategies make the GPU the default device. transformers
     # would take that for a device map, which requires accelerate.
     with checkpoint_errors(name), torch.device("cpu"):
+        check_no_adapter(name)
         kind = getattr(transformers, auto_class)
         shapes = _configuration(name, **config)
         if builds_outline():  # rank 0 reads the weights
             net = kind.from_config(shapes, dtype=torch.float32, trust_remote_code=False)
         else:
             net = kind.from_pretrained(
-                adapters.base_of(folder) if folder else name,
+                name,
                 config=shapes,
                 ignore_mismatched_sizes=True,  # a head trained for another task is replaced
                 dtype=torch.float32,
                 trust_remote_code=False,
                 use_safetensors=True,  # otherwise transformers would read a pickle
             )
-            net = adapters.merged(net, folder) if folder else net
     is_of_text = net.main_input_name == "input_ids"
     if is_of_text and net.config.pad_token_id is None:  # decoders search the last other token
         net.config.pad_token_id = PretrainedTokenizer(name).pad_id
-    if lora_rank:
-        with torch.device("cpu"):
-            net = adapters.add(net, lora_rank, auto_class, name)
     return net.train()  # from_pretrained returns evaluation mode, and Lightning keeps it
 
 
-def classifier(name: str, labels: list[str], lora_rank: int = 0, kind: str = CLASSIFIER) -> Any:
+def classifier(name: str, labels: list[str], kind: str = CLASSIFIER) -> Any:
     """A checkpoint's network with a head for these labels; see :func:`network`.
 
     Args:
         kind: a class of transformers, e.g. AutoModelForImageClassification.
     """
-    return network(kind, name, lora_rank, **label_names(labels))
+    return network(kind, name, **label_names(labels))
 
 
 def label_names(labels: list[str]) -> dict[str, Any]:
@@ -174,14 +175,12 @@ def load_classifier(directory: Path, kind: str = CLASSIFIER) -> tuple[Any, list[
 
 
 def saved_config(directory: Path) -> dict[str, Any]:
-    """A saved model's config.json; for an adapter, its network's.
+    """A saved model's config.json.
 
     Raises:
         OSError, ValueError: it is missing, or not JSON.
     """
-    folder = adapters.folder_of(str(directory))
-    place = Path(adapters.network_folder(folder)) if folder else directory
-    config: dict[str, Any] = json.loads((place / "config.json").read_text(encoding="utf-8"))
+    config: dict[str, Any] = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     return config
 
 
@@ -189,21 +188,11 @@ def _configuration(name: str, **members: Any) -> Any:
     """A checkpoint's configuration, with these members replaced."""
     from transformers import AutoConfig
 
-    folder = adapters.folder_of(name)
-    place = adapters.network_folder(folder) if folder else name
-    return AutoConfig.from_pretrained(place, trust_remote_code=False, **members)
+    return AutoConfig.from_pretrained(name, trust_remote_code=False, **members)
 
 
-def save(net: Any, name: str, max_length: int, directory: Path, merge: bool = False) -> None:
-    """Write the network and the tokenizer of the checkpoint ``name``, cut at ``max_length``.
-
-    Args:
-        merge: merge an adapter into its base, and write the whole network. Without it, and with a
-            warning if the base is lost, only the adapter is written.
-
-    Raises:
-        UserError: saving would remove the adapter's base, which is in ``directory``.
-    """
+def save(net: Any, name: str, max_length: int, directory: Path) -> None:
+    """Write the network and the tokenizer of the checkpoint ``name``, cut at ``max_length``."""
     from transformers import AutoTokenizer
 
     tokenizer = None
@@ -215,25 +204,10 @@ def save(net: Any, name: str, max_length: int, directory: Path, merge: bool = Fa
     except Exception as error:  # save the weights even without the tokenizer's files
         reason = f"the tokenizer of {name!r} cannot be read ({root_cause(error)})"
         print(f"warning: {reason}; copy its files to {directory}", file=sys.stderr)
-    if adapters.has(net) and merge:
-        try:
-            net = adapters.merge(net)
-        except adapters.AdapterError as error:
-            reason = f"{error.problem}, so the adapter is saved without it"
-            print(f"warning: {reason}; {error.cure}, and merge it with peft", file=sys.stderr)
-    is_adapter = adapters.has(net)
-    if is_adapter and Path(net.name_or_path) == directory.resolve():
-        raise UserError(
-            f"{directory} contains the adapter's base, which the adapter would overwrite",
-            "train with another --output_dir, or with --merge true",
-        )
     with replace_model(directory) as new:
         if tokenizer:
             tokenizer.save_pretrained(new)
-        if is_adapter:
-            adapters.save(net, new)
-        else:
-            net.save_pretrained(new)
+        net.save_pretrained(new)
 
 
 def checkpoint_errors(name: str) -> AbstractContextManager[Any]:
@@ -267,8 +241,6 @@ def model_errors(directory: Path) -> Iterator[None]:
     """Turn errors of reading a saved model into a UserError."""
     try:
         yield
-    except adapters.AdapterError:
-        raise
     except Exception as error:  # safetensors, transformers and json have exceptions of their own
         reason = f"{type(error).__name__}: {root_cause(error)}"
         inside = directory / "model"  # of an output folder

@@ -143,8 +143,7 @@ class Run:
         trainer.fit(model, datamodule=data, ckpt_path=self.resume_from, weights_only=True)
         self.checkpoints.load_best_weights(model)
         trainer.test(model, datamodule=data, verbose=False)
-        merge = getattr(self.options, "merge", False)
-        gather_weights(trainer, merge)  # from shards; with DDP each rank has them all
+        gather_weights(trainer)  # from shards; with DDP each rank has them all
         if trainer.is_global_zero:
             saved: Any = model
             saved.save(self.model_dir)

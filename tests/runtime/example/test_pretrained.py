@@ -95,6 +95,14 @@ def test_a_checkpoints_own_code_is_never_run(use: str, monkeypatch: pytest.Monke
     assert not executed.exists()
 
 
+def test_a_checkpoint_with_an_adapter_is_rejected(tiny_bert: str) -> None:
+    """transformers would have peft load it, if peft is installed."""
+    shutil.copytree(tiny_bert, "adapted")
+    Path("adapted", "adapter_config.json").write_text('{"megatron_core": "antigravity"}')
+    with pytest.raises(UserError, match="is an adapter of peft"):
+        pretrained.network(CLASSIFIER, "adapted", num_labels=2)
+
+
 def test_a_checkpoint_without_a_tokenizer_is_an_error(tiny_bert: str) -> None:
     """transformers would build one with five tokens, and every token would be unknown."""
     Path("bare").mkdir()

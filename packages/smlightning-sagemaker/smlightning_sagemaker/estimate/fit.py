@@ -46,7 +46,7 @@ def gpu_finding(job: Job, known: Known, run: Run) -> Finding | None:
     cures = changed_options(known, run, USABLE * gpu_memory, may_shard(job, known.options))
     if families:
         cures.append(f"instances of {' or '.join(families[:SHOWN])}")
-    cures.append("gradient_checkpointing or lora_rank, if the project has these options")
+    cures.append("gradient_checkpointing, if the project has this option")
     return level("memory", problem, f"estimate it with {', or '.join(cures)}")
 
 

@@ -53,7 +53,7 @@ class Sizes:
     gradient_bytes: int
     optimizer_bytes: int
     buffer_bytes: int
-    weights_bytes: int  # in a checkpoint; of adapters only these
+    weights_bytes: int  # in a checkpoint
     root_bytes: int  # parameters outside of blocks, which FSDP keeps gathered for the whole step
     block_bytes: int  # parameters of the largest block, which FSDP gathers when it computes
     activations: Linear  # kept by the forward pass for the backward pass

@@ -68,13 +68,10 @@ def _from_rank_0(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return whole
 
 
-def gather(module: nn.Module, base: bool = False) -> None:
+def gather(module: nn.Module) -> None:
     """Give rank 0 the whole weights, in main memory, to be saved. Collective.
 
     No device holds more than one whole tensor at a time. The other ranks keep their shards.
-
-    Args:
-        base: also frozen weights that ``state_dict`` leaves out: an adapter is merged into them.
     """
     for part in module.modules():
         if isinstance(part, FSDPModule):
@@ -84,7 +81,7 @@ def gather(module: nn.Module, base: bool = False) -> None:
     left_out = {
         parameter
         for name, parameter in module.named_parameters(remove_duplicate=False)
-        if not (base or parameter.requires_grad or name in kept)
+        if not (parameter.requires_grad or name in kept)
     }
     whole: dict[nn.Parameter, nn.Parameter] = {}  # a tied one is gathered once
     for part in module.modules():

@@ -188,15 +188,12 @@ def _check_module(module: LightningModule) -> None:
         )
 
 
-def gather_weights(trainer: Trainer, base: bool = False) -> None:
+def gather_weights(trainer: Trainer) -> None:
     """Give rank 0 the whole weights of a sharded model, to save them. Collective.
 
     With other strategies every rank has them already.
-
-    Args:
-        base: also frozen weights that ``state_dict`` leaves out: an adapter is merged into them.
     """
     if isinstance(trainer.strategy, ShardedStrategy):
         from smlightning.cluster import fsdp2
 
-        fsdp2.gather(trainer.lightning_module, base)
+        fsdp2.gather(trainer.lightning_module)
