@@ -86,7 +86,7 @@ EFA = {"FI_PROVIDER": "efa"}
         ({"instance_type": "ml.m5.xlarge"}, {}),
         # Under mpirun the toolkit sets it for every type.
         ({"instance_type": "ml.p5en.48xlarge", "distribution": "pytorchddp"}, {}),
-        # The toolkit of the owner's image is not known.
+        # The owner's image may do so itself.
         ({"instance_type": "ml.p5en.48xlarge", "image": OWN}, {}),
         # The owner's value wins.
         (

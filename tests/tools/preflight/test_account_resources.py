@@ -53,10 +53,10 @@ def test_an_empty_folder_to_resume_from_is_a_warning(aws, good):
 
 def test_an_image_that_a_mirror_lacks_is_a_warning(aws, good):
     """A pull-through cache gets it at the first pull; of an own image it is an error."""
-    job = good.replace(registry=f"{REGISTRY}/mirror", distribution="torch_distributed")
+    job = good.replace(image=f"{REGISTRY}/mirror/{images.CURRENT.gpu}")
     (finding,) = findings(job)
     assert (finding.key, finding.level) == ("image", "warning")
-    (finding,) = findings(good.replace(image=f"{REGISTRY}/mirror/{images.CURRENT.gpu}"))
+    (finding,) = findings(good.replace(image=f"{REGISTRY}/mirror/mine:1"))
     assert (finding.key, finding.level) == ("image", "error")
 
 

@@ -1,4 +1,4 @@
-"""AWS's Deep Learning Containers for PyTorch: families, what each can start, and where they are."""
+"""AWS's Deep Learning Containers for PyTorch: three profiles, what each can start, its address."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -13,93 +13,13 @@ from smlightning_sagemaker.job.job import Job
 
 Version = tuple[int, int]  # major and minor version of torch
 
-
-@dataclass(frozen=True)
-class Release:
-    """The content of AWS's training images with one minor version of torch.
-
-    Sources, as of August 2026: docs/src/data of github.com/aws/deep-learning-containers for Python
-    and the last day of patches; docker/pytorch/*/uv.lock for the toolkits from 2.11 on. Earlier
-    Dockerfiles pin no toolkit (2.5 and 2.6: sagemaker-training>=5.0.0): theirs are the newest that
-    PyPI had on the day of the Dockerfile's last change, which for 2.5 was 2025-08-04. torchvision
-    and torchaudio are built for one torch each (their metadata on PyPI).
-    """
-
-    torch: str
-    python: str
-    patched_until: date
-    toolkit: str  # version of sagemaker-training
-    pytorch_toolkit: str  # version of sagemaker-pytorch-training
-    torchvision: str
-    torchaudio: str
-
-
-RELEASES: dict[Version, Release] = {
-    (2, 5): Release("2.5.1", "3.11", date(2025, 10, 29), "5.0.0", "2.9.0", "0.20.1", "2.5.1"),
-    (2, 6): Release("2.6.0", "3.12", date(2026, 1, 29), "5.1.1", "3.0.0", "0.21.0", "2.6.0"),
-    (2, 7): Release("2.7.1", "3.12", date(2026, 4, 23), "5.1.1", "3.0.0", "0.22.1", "2.7.1"),
-    (2, 8): Release("2.8.0", "3.12", date(2026, 8, 6), "5.1.1", "3.0.0", "0.23.0", "2.8.0"),
-    (2, 9): Release("2.9.0", "3.12", date(2026, 10, 15), "5.1.1", "3.0.0", "0.24.0", "2.9.0"),
-    (2, 10): Release("2.10.0", "3.13", date(2027, 1, 21), "5.1.1", "3.0.0", "0.25.0", "2.10.0"),
-    (2, 11): Release("2.11.0", "3.12", date(2027, 4, 30), "5.1.1", "3.0.0", "0.26.0", "2.11.0"),
-    (2, 12): Release("2.12.1", "3.12", date(2027, 7, 2), "5.1.1", "3.0.0", "0.27.1", "2.11.0"),
-    (2, 13): Release("2.13.0", "3.12", date(2027, 7, 20), "5.1.1", "3.0.0", "0.28.0", "2.11.0"),
-}
-
-
-@dataclass(frozen=True)
-class Defect:
-    """A known fault of images with torch from ``since`` to before ``before``.
-
-    Attributes:
-        name: under which others find it.
-        does: what happens, as the end of a sentence about the image.
-        so: what follows from it for a job.
-        before: the first torch without it.
-        since: the first torch with it.
-        rebuilt: from this day on the same tags hold an image without it; None: they never will.
-        security: whether files from others can do harm through it.
-    """
-
-    name: str
-    does: str
-    so: str
-    before: Version
-    since: Version = (0, 0)
-    rebuilt: date | None = None
-    security: bool = False
-
-
-_TRUST_NO_FILE = (
-    "load only your own checkpoints and models in it, and let only your team write to checkpoint_s3"
-)
-DEFECTS = (
+# Holes in torch.load: the first torch without it, and what a malicious file can do until then.
+HOLES = {
     # https://github.com/pytorch/pytorch/security/advisories/GHSA-53q9-r3pm-6pq6
-    Defect(
-        name="CVE-2025-32434",
-        does="lets a malicious file execute code in torch.load, even with weights_only=True",
-        so=_TRUST_NO_FILE,
-        before=(2, 6),
-        security=True,
-    ),
+    (2, 6): "execute code in torch.load, even with weights_only=True (CVE-2025-32434)",
     # https://github.com/pytorch/pytorch/security/advisories/GHSA-63cw-57p8-fm3p
-    Defect(
-        name="CVE-2026-24747",
-        does="lets a malicious file corrupt memory in torch.load",
-        so=_TRUST_NO_FILE,
-        before=(2, 10),
-        security=True,
-    ),
-    # https://github.com/aws/deep-learning-containers/pull/6668
-    Defect(
-        name="aws-ofi-nccl 1.18.0",
-        does="hangs in large broadcasts between hosts over EFA",
-        so="use the tag without a digest or a build's number",
-        since=(2, 11),
-        before=(2, 13),
-        rebuilt=date(2026, 8, 27),
-    ),
-)
+    (2, 10): "corrupt memory in torch.load (CVE-2026-24747)",
+}
 
 
 @dataclass(frozen=True)
@@ -139,7 +59,7 @@ LIMITS = (
 
 @dataclass(frozen=True)
 class Profile:
-    """A family of images. Their addresses are here since the SDK's own version lists lag."""
+    """The content of an image of AWS's."""
 
     name: str
     gpu: str  # repository:tag for GPU instances
@@ -148,9 +68,10 @@ class Profile:
     torch: str
     cuda: tuple[int, int] | None  # None: an image for CPUs
     launchers: tuple[str, ...]
-    patched_until: date | None  # None: not known here
-    toolkit: str | None = None  # version of sagemaker-training; None: not known here
-    pytorch_toolkit: str | None = None  # of sagemaker-pytorch-training
+    # These are known of the profiles only.
+    patched_until: date | None = None
+    toolkit: str | None = None  # version of sagemaker-training
+    pytorch_toolkit: str | None = None  # version of sagemaker-pytorch-training
     holds: Mapping[str, str] = field(default_factory=dict)  # package → version, next to torch
 
     @property
@@ -164,17 +85,10 @@ class Profile:
         major, minor = self.torch.split(".")[:2]
         return int(major), int(minor)
 
-    def defects(self, today: date, *, fixed_build: bool = False) -> Iterator[Defect]:
-        """Known defects of the image.
-
-        Args:
-            today: an image that AWS has rebuilt has no defect from that day on.
-            fixed_build: the address is that of one build, which may be older than that.
-        """
-        for defect in DEFECTS:
-            rebuilt = defect.rebuilt and today >= defect.rebuilt and not fixed_build
-            if defect.since <= self.version < defect.before and not rebuilt:
-                yield defect
+    @property
+    def holes(self) -> list[str]:
+        """What a malicious file can do in this image."""
+        return [harm for fixed, harm in HOLES.items() if self.version < fixed]
 
     def limits(self, options: Mapping[str, Any]) -> Iterator[Limit]:
         """The limits of its torch that these options of train.py exceed."""
@@ -201,81 +115,68 @@ _IN_2_13 = dict(
 )
 
 
-def _next_to_torch(release: Release | None) -> dict[str, str]:
-    """The packages that are built for one torch each."""
-    if release is None:
-        return {}
-    return {"torchvision": release.torchvision, "torchaudio": release.torchaudio}
-
-
-def _profile(
-    name: str,
-    version: Version,
-    *,
-    gpu: str,
-    cpu: str = "",
-    cuda: tuple[int, int],
-    launchers: tuple[str, ...],
-    holds: Mapping[str, str] | None = None,
-) -> Profile:
-    """A profile of this project: tags and launchers here, the rest of its release."""
-    release = RELEASES[version]
-    return Profile(
-        name=name,
-        gpu=gpu,
-        cpu=cpu,
-        python=release.python,
-        torch=release.torch,
-        cuda=cuda,
-        launchers=launchers,
-        patched_until=release.patched_until,
-        toolkit=release.toolkit,
-        pytorch_toolkit=release.pytorch_toolkit,
-        holds={**_next_to_torch(release), **(holds or {})},
-    )
-
-
 # https://aws.github.io/deep-learning-containers/reference/available_images/, as of November 2026.
-CURRENT = _profile(
-    "current",
-    (2, 13),
+# Sources of the rest, as of August 2026: docs/src/data of github.com/aws/deep-learning-containers
+# for Python and the last day of patches; docker/pytorch/*/uv.lock for the toolkits from 2.11 on.
+# Earlier Dockerfiles pin no toolkit: theirs are the newest that PyPI had on the day of the
+# Dockerfile's last change, which for 2.5 was 2025-08-04. torchvision and torchaudio are built for
+# one torch each (their metadata on PyPI).
+CURRENT = Profile(
+    name="current",
     gpu="pytorch:2.13-cu133-amzn2023-sagemaker",
     cpu="pytorch:2.13-cpu-amzn2023-sagemaker",
+    python="3.12",
+    torch="2.13.0",
     cuda=(13, 3),
     launchers=("torch_distributed", "none"),
-    holds=_IN_2_13,
+    patched_until=date(2027, 7, 20),
+    toolkit="5.1.1",
+    pytorch_toolkit="3.0.0",
+    holds={"torchvision": "0.28.0", "torchaudio": "2.11.0", **_IN_2_13},
 )
-MPIRUN = _profile(  # the last one with mpi4py, and so with mpirun, on GPUs
-    "mpirun",
-    (2, 10),
+MPIRUN = Profile(  # the last one with mpi4py, and so with mpirun, on GPUs
+    name="mpirun",
     gpu="pytorch-training:2.10.0-gpu-py313-cu130-ubuntu22.04-sagemaker",
+    cpu="",
+    python="3.13",
+    torch="2.10.0",
     cuda=(13, 0),
     launchers=("pytorchddp", "torch_distributed", "none"),
+    patched_until=date(2027, 1, 21),
+    toolkit="5.1.1",
+    pytorch_toolkit="3.0.0",
+    holds={"torchvision": "0.25.0", "torchaudio": "2.10.0"},
 )
-SMDDP = _profile(  # the last one with SMDDP (2.6.0)
-    "smddp",
-    (2, 5),
+SMDDP = Profile(  # the last one with SMDDP (2.6.0)
+    name="smddp",
     gpu="pytorch-training:2.5.1-gpu-py311-cu124-ubuntu22.04-sagemaker",
+    cpu="",
+    python="3.11",
+    torch="2.5.1",
     cuda=(12, 4),
     launchers=("smddp", "pytorchddp", "torch_distributed", "none"),
+    patched_until=date(2025, 10, 29),
+    toolkit="5.0.0",
+    pytorch_toolkit="2.9.0",
+    holds={"torchvision": "0.20.1", "torchaudio": "2.5.1"},
 )
-PROFILES = {family.name: family for family in (CURRENT, MPIRUN, SMDDP)}
+PROFILES = {each.name: each for each in (CURRENT, MPIRUN, SMDDP)}
 IMAGE_OF_LAUNCHER = {"smddp": SMDDP, "pytorchddp": MPIRUN}  # any other launcher: the current one
 
-# Instance types for which the toolkit sets FI_PROVIDER=efa under torchrun, each with the version
-# from which on it does (SM_EFA_NCCL_INSTANCES of sagemaker-training, read in 4.8.1, 4.9.0 and 5.0.0
-# to 5.1.4; p5e since sagemaker-training-toolkit#241). Under mpirun it does so for every type
-# (smdataparallel.py).
-EFA_SET_SINCE = {
-    "ml.g4dn.8xlarge": (4, 8, 1),
-    "ml.g4dn.12xlarge": (4, 8, 1),
-    "ml.g5.48xlarge": (4, 8, 1),
-    "ml.p3dn.24xlarge": (4, 8, 1),
-    "ml.p4d.24xlarge": (4, 8, 1),
-    "ml.p4de.24xlarge": (4, 8, 1),
-    "ml.p5.48xlarge": (4, 8, 1),
-    "ml.p5e.48xlarge": (5, 1, 2),
-}
+# Instance types for which the toolkits of these images set FI_PROVIDER=efa under torchrun
+# (SM_EFA_NCCL_INSTANCES of sagemaker-training 5.0.0 to 5.1.1; 5.1.2 adds p5e). Under mpirun they do
+# so for every type (smdataparallel.py).
+EFA_SET = frozenset(
+    {
+        "ml.g4dn.8xlarge",
+        "ml.g4dn.12xlarge",
+        "ml.g5.48xlarge",
+        "ml.p3dn.24xlarge",
+        "ml.p4d.24xlarge",
+        "ml.p4de.24xlarge",
+        "ml.p5.48xlarge",
+    }
+)
 # The request sets these where the toolkit does not. FI_EFA_USE_DEVICE_RDMA is needed before
 # libfabric 1.18 only, and these images have newer ones (EFA installer 1.36.0 and later);
 # RDMAV_FORK_SAFE, which the toolkit sets, AWS advises against (awslabs/awsome-distributed-ai,
@@ -286,15 +187,12 @@ EFA_VARIABLES = {"FI_PROVIDER": "efa"}
 def efa_variables(job: Job) -> dict[str, str]:
     """Variables without which NCCL may take TCP sockets between hosts that have EFA.
 
-    Empty where the image's toolkit sets them, or is not known here.
+    Empty where the image's toolkit sets them, or the image is not AWS's.
     """
-    family = profile(job)
-    if family is None or family.toolkit is None or launchers.launcher(job) != "torch_distributed":
+    kind = job.instance_type
+    if profile(job) is None or launchers.launcher(job) != "torch_distributed":
         return {}
-    toolkit = tuple(map(int, family.toolkit.split(".")))
-    since = EFA_SET_SINCE.get(job.instance_type)
-    is_set = since is not None and toolkit >= since
-    return EFA_VARIABLES if instances.efa(job.instance_type) and not is_set else {}
+    return EFA_VARIABLES if instances.efa(kind) and kind not in EFA_SET else {}
 
 
 # The account that holds the images, by region (SDK v2.257.7, image_uri_config/pytorch.json).
@@ -330,13 +228,17 @@ REGISTRIES = {
 
 
 def profile(job: Job) -> Profile | None:
-    """The job's family; None where `image` is a URI of whose image nothing is known here."""
+    """The content of the job's image; None for an image of the owner's own.
+
+    A mirror or a pull-through cache of AWS's registry keeps repository and tag.
+    """
     if job.image == "auto":
         return IMAGE_OF_LAUNCHER.get(launchers.launcher(job), CURRENT)
     if job.image in PROFILES:
         return PROFILES[job.image]
-    image = aws_image(job.image, job.registry)
-    return image.profile if image else None
+    if image := aws_image(job.image):
+        return image.profile
+    return profile_of_tag(job.image.partition("@")[0].rpartition("/")[2])
 
 
 def image_uri(job: Job) -> str:
@@ -349,8 +251,7 @@ def image_uri(job: Job) -> str:
     if family is None or "/" in job.image:
         return job.image
     for_gpus = instances.gpus(job.instance_type) != 0
-    place = job.registry or registry(job.region)
-    return f"{place}/{family.gpu if for_gpus else family.cpu}"
+    return f"{registry(job.region)}/{family.gpu if for_gpus else family.cpu}"
 
 
 def registry(region: str) -> str:
@@ -368,7 +269,7 @@ def registry(region: str) -> str:
     return f"{account}.dkr.ecr.{region}.{aws.dns_suffix(region)}"
 
 
-# AWS's images by their address: the tag says what is in them.
+# Images by their address: AWS's tag says what is in them.
 
 PUBLIC = "public.ecr.aws/deep-learning-containers"
 ECR = re.compile(r"(\d{12})\.dkr[.-]ecr(?:-fips)?\.([a-z0-9-]+)\.[a-z0-9.-]+/([^:@]+)(?::([^@]+))?")
@@ -378,19 +279,9 @@ REFERENCE = re.compile(
     r"(:\w[\w.-]{0,127})?(@sha256:[0-9a-f]{64})?",
     re.ASCII,
 )
-VERSION = re.compile(r"(\d+)\.(\d+)(?:\.\d+)?")
-# A tag of AWS's images for training, too long to be an owner's by chance: up to 2.10 with its
-# Python, then without; a build's day and version may follow
-# (https://aws.github.io/deep-learning-containers/reference/available_images/).
-AWS_TAG = re.compile(
-    r"\d+\.\d+(\.\d+)?-(gpu|cpu|cu\d+)(-py3\d+)?(-cu\d+)?-(ubuntu\d\d\.04|amzn\d+)-sagemaker"
-    r"(-v\d+(\.\d+)*)?(-\d{4}-\d\d-\d\d-[\d-]+)?",
-    re.ASCII,
-)
-# The SDK's lists end at 2.2 (fw_utils.SM_DATAPARALLEL_SUPPORTED_FRAMEWORK_VERSIONS), SMDDP's page
-# of images at 2.3.0; the Dockerfiles of 2.4 and 2.5 still install it (2.5.0 and 2.6.0).
-_NEWEST_WITH_SMDDP = SMDDP.version
-_OLDEST_WITH_TORCHRUN = (1, 13)  # TORCH_DISTRIBUTED_GPU_SUPPORTED_FRAMEWORK_VERSIONS
+BUILD = re.compile(r"(-v\d+(\.\d+)*)?(-\d{4}-\d\d-\d\d-[\d-]+)?$")  # at the end of a tag
+VERSION = re.compile(r"(\d+)\.(\d+)(\.\d+)?(-|$)")
+OF_PROFILES = {tag: each for each in PROFILES.values() for tag in (each.gpu, each.cpu) if tag}
 
 
 @dataclass(frozen=True)
@@ -411,82 +302,48 @@ class AwsImage:
     @property
     def profile(self) -> Profile | None:
         """The content of the image; None for repositories other than PyTorch for training."""
-        if self.repository not in ("pytorch", "pytorch-training") or not self.torch:
+        name = f"{self.repository}:{self.tag}"
+        if known := profile_of_tag(name):
+            return known
+        if self.repository not in ("pytorch", "pytorch-training") or self.torch is None:
             return None
-        for known in PROFILES.values():
-            if f"{self.repository}:{self.tag}" in (known.gpu, known.cpu):
-                return known
+        torch = self.tag.partition("-")[0]
         python = re.search(r"py3(\d+)", self.tag)
         cuda = re.search(r"cu(\d\d)(\d)", self.tag)
-        release = RELEASES.get(self.torch)
+        started = CURRENT.launchers
+        if cuda and self.repository == "pytorch-training":  # it has mpi4py
+            started = SMDDP.launchers if self.torch <= SMDDP.version else MPIRUN.launchers
         return Profile(
-            name=f"{self.repository}:{self.tag}",
-            gpu=f"{self.repository}:{self.tag}",
-            cpu="" if cuda else f"{self.repository}:{self.tag}",
+            name=name,
+            gpu=name,
+            cpu="" if cuda else name,
             python=f"3.{python[1]}" if python else "3.12",  # from 2.11 on, whose tags have none
-            torch=_full_version(self.tag, release),
+            torch=torch if torch.count(".") == 2 else f"{torch}.0",
             cuda=(int(cuda[1]), int(cuda[2])) if cuda else None,
-            launchers=_launchers(self.repository, self.torch, bool(cuda)),
-            patched_until=release.patched_until if release else None,
-            toolkit=release.toolkit if release else None,
-            pytorch_toolkit=release.pytorch_toolkit if release else None,
-            holds=_next_to_torch(release),
+            launchers=started,
         )
 
 
-def _full_version(tag: str, release: Release | None) -> str:
-    """2.8.0 of 2.8.0-gpu-…; of 2.12-cu130-… the release's 2.12.1, of an unknown one 2.99.0."""
-    version = str(VERSION.match(tag)[0])  # type: ignore[index]
-    if version.count(".") == 2:
-        return version
-    return release.torch if release else f"{version}.0"
-
-
-def _launchers(repository: str, torch: Version, for_gpus: bool) -> tuple[str, ...]:
-    """Launchers that an image can start: mpirun needs mpi4py, which `pytorch` has not on GPUs."""
-    available = ["none"]
-    if torch >= _OLDEST_WITH_TORCHRUN:
-        available.insert(0, "torch_distributed")
-    if for_gpus and repository == "pytorch-training":
-        available.insert(0, "pytorchddp")
-        if torch <= _NEWEST_WITH_SMDDP:
-            available.insert(0, "smddp")
-    return tuple(available)
-
-
-def is_fixed_build(uri: str) -> bool:
-    """Whether an address is that of one build, which AWS's later ones do not replace."""
-    return bool(re.search(r"@sha256:|-v\d+\.\d+|-\d{4}-\d\d-\d\d", uri))
-
-
-def aws_image(uri: str, mirror: str = "") -> AwsImage | None:
-    """The image at an address, where it is one of AWS's own; None for others.
-
-    Args:
-        uri: its address.
-        mirror: a registry that holds AWS's images under their own names.
-    """
-    for registry_without_account in filter(None, (PUBLIC, mirror)):
-        if uri.startswith(f"{registry_without_account}/"):
-            name = uri.removeprefix(f"{registry_without_account}/").partition("@")[0]
-            repository, _, tag = name.partition(":")
-            return AwsImage("", "", repository, tag)
-    address = ECR.fullmatch(uri.partition("@")[0])
+def aws_image(uri: str) -> AwsImage | None:
+    """The image at an address in one of AWS's own registries; None for others."""
+    uri = uri.partition("@")[0]
+    if uri.startswith(f"{PUBLIC}/"):
+        repository, _, tag = uri.removeprefix(f"{PUBLIC}/").partition(":")
+        return AwsImage("", "", repository, tag)
+    address = ECR.fullmatch(uri)
     if not address or address[1] not in REGISTRIES.values():
         return None
     return AwsImage(address[1], address[2], address[3], address[4] or "")
 
 
-def registry_for_inference(uri: str, region: str) -> str:
-    """The registry that AWS's images for inference are in, next to a training image.
+def profile_of_tag(name: str) -> Profile | None:
+    """The profile of a repository:tag, which may name one build of the image."""
+    return OF_PROFILES.get(BUILD.sub("", name))
 
-    The job may have trained in a mirror of AWS's registry, where repository and tag are AWS's own.
-    Empty for other images.
-    """
-    if uri.startswith(f"{PUBLIC}/"):
-        return registry(region)
-    place = uri.rpartition("/")[0]
-    own = aws_image(uri)
-    image = own or aws_image(uri, place)
-    is_of_aws = image and image.profile and (own or AWS_TAG.fullmatch(image.tag))
-    return place if is_of_aws else ""
+
+def registry_for_inference(uri: str, region: str) -> str:
+    """The registry of the images for inference next to one of AWS's; empty for other images."""
+    image = aws_image(uri)
+    if image is None or image.profile is None:
+        return ""
+    return registry(region) if uri.startswith(f"{PUBLIC}/") else uri.rpartition("/")[0]

@@ -110,7 +110,6 @@ class Job(Table):
         default="auto",
         derived=True,
     )
-    registry: str = key("", "a mirror of AWS's registry, without repository or tag", default="")
     role: str = key("RoleArn", "execution role", default="", derived=True)
     bucket: str = key("", "for code, models and checkpoints", default="")
     volume_gb: int = key(

@@ -28,8 +28,6 @@ LIGHTNING_NEEDS = (2, 1)  # the oldest torch of the pytorch-lightning in src/req
 def image(job: Job, project: Project) -> Iterator[Finding]:
     """A profile of this project, or an image in the job's region."""
     if job.image == "auto" or job.image in images.PROFILES:
-        if job.registry:
-            yield from address("registry", f"{job.registry}/{images.CURRENT.gpu}", job)
         yield from of_profile(job, images.profile(job))
     elif "/" in job.image:
         yield from image_of_owner(job)
@@ -38,25 +36,25 @@ def image(job: Job, project: Project) -> Iterator[Finding]:
         yield error("image", problem, cure_for_unknown_name(job.image, ["auto", *images.PROFILES]))
 
 
-def address(key: str, uri: str, job: Job) -> Iterator[Finding]:
+def address(job: Job) -> Iterator[Finding]:
     """An image's address: it is one, in a registry that SageMaker reaches, in the job's region."""
+    uri = job.image
     ecr = images.ECR.match(uri)
     region = ecr[2] if ecr else job.region
-    value, example = getattr(job, key), "<account>.dkr.ecr.<region>.amazonaws.com/<repository>"
     yield from first_of(
         (
             not images.REFERENCE.fullmatch(uri),
             error(
-                key,
-                f'"{value}" is not the address of an image',
-                f"as in {example}" + (":<tag>" if key == "image" else ""),
+                "image",
+                f'"{uri}" is not the address of an image',
+                "as in <account>.dkr.ecr.<region>.amazonaws.com/<repository>:<tag>",
             ),
         ),
         (
             not ecr and not images.aws_image(uri) and not from_private_registry(job),
             error(
-                key,
-                f'"{value}" is not in Amazon ECR',
+                "image",
+                f'"{uri}" is not in Amazon ECR',
                 "push it to Amazon ECR; a registry in your VPC needs "
                 'TrainingRepositoryAccessMode = "Vpc" in '
                 "[request.AlgorithmSpecification.TrainingImageConfig]",
@@ -65,7 +63,7 @@ def address(key: str, uri: str, job: Job) -> Iterator[Finding]:
         (
             region != job.region and job.region in aws.regions(),
             error(
-                key,
+                "image",
                 f"it is in {region} and the job in {job.region}",
                 "use the one in the job's region",
             ),
@@ -78,15 +76,13 @@ def of_profile(job: Job, profile: Profile | None) -> Iterator[Finding]:
     if profile:
         yield from profile_fits(job, profile)
         yield from cuda_fits(job, profile)
-        yield from faults(job, profile, date.today())
+        yield from holes(job, profile, date.today())
 
 
 def image_of_owner(job: Job) -> Iterator[Finding]:
     """An image's URI: problems that its address shows."""
-    image = images.aws_image(job.image, job.registry)
-    wrong = list(address("image", job.image, job))
-    if job.registry and not job.image.startswith(f"{job.registry}/"):
-        yield warning("registry", "it has no effect: image is in another registry", "remove it")
+    image = images.aws_image(job.image)
+    wrong = list(address(job))
     if wrong:
         yield from wrong
     elif instances.gpus(job.instance_type) != 0 and names_cpu(job.image):
@@ -94,6 +90,9 @@ def image_of_owner(job: Job) -> Iterator[Finding]:
         yield error("image", problem, "use a GPU image")
     elif image:
         yield from image_of_aws(job, image)
+        return
+    elif profile := images.profile(job):
+        yield from of_profile(job, profile)
         return
     yield skipped(
         "image",
@@ -209,24 +208,17 @@ def cuda_fits(job: Job, profile: Profile) -> Iterator[Finding]:
         yield error("image", problem, 'set image = "current"')
 
 
-def faults(job: Job, profile: Profile, today: date) -> Iterator[Finding]:
-    """Known defects of the image: one warning for its security, and one for each other defect."""
-    defects = list(profile.defects(today, fixed_build=images.is_fixed_build(job.image)))
-    name = f"{profile.name} (torch {profile.torch})"
-    reasons = []
+def holes(job: Job, profile: Profile, today: date) -> Iterator[Finding]:
+    """One warning for the security of an image that AWS no longer patches, or with known holes."""
+    reasons = [f"lets a malicious file {harm}" for harm in profile.holes]
+    cures = [f"set {other_image(job)}"]
+    if profile.holes:
+        cures.insert(0, "load only your own files in it, and let only your team write to its S3")
     if profile.patched_until and today > profile.patched_until:
-        reasons.append(f"has had no security patches since {profile.patched_until}")
-    reasons += [f"{defect.does} ({defect.name})" for defect in defects if defect.security]
+        reasons.insert(0, f"has had no security patches since {profile.patched_until}")
     if reasons:
-        so = dict.fromkeys(defect.so for defect in defects if defect.security)
-        newest = images.profile(job.replace(**own_image(job))) == profile
-        newer = "update this project (make update)" if newest else f"set {other_image(job)}"
-        cure = "; or ".join([*so, newer])
-        yield warning("image", f"{name} {', '.join(reasons)}", cure)
-    by_efa = job.instance_count > 1 and instances.efa(job.instance_type)
-    for defect in defects:
-        if not defect.security and by_efa:
-            yield warning("image", f"{name} {defect.does} ({defect.name})", defect.so)
+        problem = f"{profile.name} (torch {profile.torch}) {', '.join(reasons)}"
+        yield warning("image", problem, "; or ".join(cures))
 
 
 def other_image(job: Job) -> str:

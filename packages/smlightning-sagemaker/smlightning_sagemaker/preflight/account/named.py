@@ -131,11 +131,9 @@ def image(context: Context) -> Iterator[Finding]:
     what = f"{uri.partition('/')[2]} in ECR of account {address[1]}"
     repository = {"registryId": address[1], "repositoryName": address[3]}
     problems = ask(context, "image", what, IMAGE, imageIds=[reference], **repository)[1]
-    if context.job.registry and has_errors(problems):
-        # A pull-through cache fetches an image at its first pull.
-        yield warning(
-            "image", problems[0].problem, "copy the image there, unless registry is a cache"
-        )
+    if images.profile(context.job) and has_errors(problems):
+        # A pull-through cache fetches AWS's image at its first pull.
+        yield warning("image", problems[0].problem, "copy the image there, unless it is a cache")
     else:
         yield from problems
 

@@ -57,7 +57,6 @@ NAMING_KEYS = (
     "role",
     "bucket",
     "image",
-    "registry",
     "checkpoint_s3",
     "hub_token_secret",
     "mlflow",
