@@ -14,14 +14,13 @@ import sys
 import common
 
 COMPARED = ("steps_per_second.py", "preparation.py", "checkpoints.py")
-SMALL = (*COMPARED, "estimate.py")
-ALL = (*SMALL, "sharding.py", "scale.py")  # gpu.py and a test run these two small
+ALL = (*COMPARED, "sharding.py", "scale.py")  # gpu.py and a test run these two small
 
 
 def main() -> int:
     arguments = common.parser_of(__doc__, compares=True).parse_args()
     options = ["--small"] * arguments.small
-    names = SMALL if arguments.small else ALL
+    names = COMPARED if arguments.small else ALL
     if arguments.against:
         options += ["--against", str(arguments.against)]
         names = COMPARED

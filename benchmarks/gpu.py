@@ -117,26 +117,6 @@ def sharded(lab: Lab) -> Iterator[Answer]:
         yield Answer(each["run"], "near", differences, each["near"])
 
 
-def memory(lab: Lab) -> Iterator[Answer]:
-    """Do GPU and host need what `smlightning estimate` says?"""
-    large = {"model_name": lab.bert(**LARGE), "batch_size": 32}
-    cases: Cases = {
-        "bytecnn": {"dataset": "cldr", "batch_size": 64},
-        "BERT-large": {**large, "dataset": "cldr"},
-    }
-    for name, options in cases.items():
-        facts = lab.facts("memory", max_steps=30, checkpoint_steps=10, **options)
-        total = lab.estimate(options)["memory"]["total"]
-        share = facts["reserved"] / total
-        found = (
-            f"{share:.2f}, allocated {facts['allocated'] / total:.2f}, of {total / 2**30:.1f} GiB"
-        )
-        yield Answer(f"{name}: reserved", "0.6 to 1.1 of it", found, 0.6 <= share <= 1.1)
-        resident, pinned = facts["host"] / 2**30, facts["pinned"] / 2**30
-        found = f"{resident:.1f} GiB resident, {pinned:.1f} of it pinned"
-        yield Answer(f"{name}: host", "-", found, None)
-
-
 def waits(lab: Lab) -> Iterator[Answer]:
     """How often does the host wait for the GPU in a step, and in a validation batch?"""
     cases: Cases = {"bytecnn": {}}
@@ -195,10 +175,10 @@ def faults(lab: Lab) -> Iterator[Answer]:
 
 
 QUESTIONS = {
-    "whole-run": whole_run, "exact": exact, "sharded": sharded, "memory": memory, "waits": waits,
+    "whole-run": whole_run, "exact": exact, "sharded": sharded, "waits": waits,
     "step": step, "faults": faults,
 }  # fmt: skip
-ONLY_ON_GPU = ("memory", "step")
+ONLY_ON_GPU = ("step",)
 VERDICTS = {True: "PASS", False: "FAIL", None: "reported"}
 
 

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -64,27 +63,6 @@ class Lab:
         (self.project / "facts.json").unlink(missing_ok=True)
         self.train(probe=probe, **options)
         return json.loads((self.project / "facts.json").read_text())
-
-    def estimate(self, options: dict[str, Any]) -> dict[str, Any]:
-        """The report of `smlightning estimate` for a job with one GPU."""
-        project = self.project
-        job = project / "job.toml"
-        for key, value in (("instance_type", '"ml.g6e.xlarge"'), ("instance_count", "1")):
-            job.write_text(re.sub(f"(?m)^{key} = .*", f"{key} = {value}", job.read_text()))
-        report = project / "estimate.json"
-        program = [
-            "-m",
-            "smlightning_sagemaker",
-            "estimate",
-            "--json",
-            str(report),
-            "--",
-            *words(options),
-        ]
-        run = Run(project, program)
-        if run.wait(900) == [2] or not report.exists():
-            raise RuntimeError(run.tail(0))
-        return json.loads(report.read_text())
 
     def benchmark(self, name: str, *arguments: str) -> Any:
         """The measurements of another benchmark."""

@@ -8,7 +8,6 @@ common.Run sets the environment. A probe writes its facts to the file that FACTS
 import json
 import os
 import re
-import resource
 import signal
 import sys
 import time
@@ -80,18 +79,6 @@ class Stalls(pl.Callback):
             self.seat.end_turn()
             self.facts = {}
         self.seat.number += 1
-
-
-class Memory(pl.Callback):
-    """Peaks of the GPU's and the host's memory, when training has ended."""
-
-    def on_train_end(self, *_: Any) -> None:
-        facts: dict[str, Any] = {"host": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
-        if ON_GPU:
-            facts["allocated"] = torch.cuda.max_memory_allocated()
-            facts["reserved"] = torch.cuda.max_memory_reserved()
-            facts["pinned"] = torch.cuda.host_memory_stats()["allocated_bytes.peak"]
-        write_facts(facts)
 
 
 class Profile(pl.Callback):
@@ -174,7 +161,7 @@ FAULTS = {
     "aborts": os.abort,
     "out_of_memory": take_all_memory,
 }
-PROBES = {"turns": Turns, "stalls": Stalls, "memory": Memory, "profile": Profile}
+PROBES = {"turns": Turns, "stalls": Stalls, "profile": Profile}
 
 
 def wait_for_device() -> None:

@@ -35,7 +35,7 @@ LAYERS = (
 )
 TOOL_LAYERS = (
     {"project", "findings"},
-    {"job", "preflight", "follow", "estimate"},
+    {"job", "preflight", "follow"},
     {"commands"},
     {"rehearsal"},
     {"testing"},

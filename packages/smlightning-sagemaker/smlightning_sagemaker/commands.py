@@ -170,38 +170,6 @@ def report(results: Sequence[Finding], file: Path | None) -> None:
 
 
 @command(
-    "estimate",
-    "compute the memory that the job needs, and how long it trains",
-    option(
-        "--samples_per_second",
-        "measured speed of the whole job; gives its hours",
-        type=float,
-        metavar="N",
-    ),
-    REPORT,
-    option(
-        "--channel",
-        "folder with the data of a channel",
-        action="append",
-        default=[],
-        metavar="NAME=DIR",
-    ),
-    option(
-        "options",
-        "options of src/train.py that replace those of job.toml",
-        nargs="*",
-        metavar="-- TRAIN_OPTIONS",
-    ),
-    example="--samples_per_second 900 -- --batch_size 64",
-)
-def estimate(arguments: argparse.Namespace, project: Project) -> int:
-    """Print whether the job fits into memory, and how long it trains."""
-    from smlightning_sagemaker.estimate import command
-
-    return command.estimate(arguments, project)
-
-
-@command(
     "account",
     "print what the job needs in an AWS account, as CloudFormation or as a policy",
     option(

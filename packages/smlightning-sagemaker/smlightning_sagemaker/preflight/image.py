@@ -7,7 +7,7 @@ from datetime import date
 from functools import partial
 
 from smlightning.errors import UserError
-from smlightning_sagemaker.estimate import known
+from smlightning.options import parse_command_line
 from smlightning_sagemaker.findings import (
     Finding,
     cure_for_unknown_name,
@@ -240,9 +240,11 @@ def options(job: Job, project: Project) -> Iterator[Finding]:
     if profile is None or is_one or launchers.launcher(job) == "none":
         return
     try:
-        chosen = {"strategy": "ddp", **known.options_of(job, project)}
+        words = [f"--{name}={value}" for name, value in job.hyperparameters.items()]
+        declared = parse_command_line(project.options().cls, words)
     except UserError:
         return  # `hyperparameters` says so
+    chosen = {"strategy": "ddp", **vars(declared)}
     for limit in profile.limits(chosen):
         chosen_values = " with ".join(
             f"{name} = {json.dumps(chosen[name])}" for name in limit.named

@@ -1,6 +1,6 @@
 """Options that every project has.
 
-The launcher reads them to estimate memory and hours, so this file imports nothing heavy.
+Preflight reads them, so this file imports nothing heavy.
 """
 
 from dataclasses import dataclass
