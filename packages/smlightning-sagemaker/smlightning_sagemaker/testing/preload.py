@@ -14,5 +14,5 @@ from smlightning_sagemaker.testing import recording  # noqa: E402, F401
 
 if importlib.util.find_spec("omegaconf"):  # Lightning imports it when it saves a state
     import omegaconf  # noqa: F401
-if owner.is_on_the_path():
+if all(map(importlib.util.find_spec, owner.MODULES)):
     owner.load()
