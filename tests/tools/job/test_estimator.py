@@ -51,7 +51,7 @@ def run_cell(text: str, **names: Any) -> dict[str, Any]:
     cells = ["".join(cell["source"]) for cell in notebook["cells"]]
     (cell,) = [cell for cell in cells if text in cell]
     modules = {"aws": aws, "estimator": estimator, "findings": findings, "images": images}
-    modules |= {"request": request, "sending": sending, "source_archive": source_archive}
+    modules |= {"request": request, "sending": sending}
     names |= {**modules, "name": NAME}
     exec(cell, names)  # noqa: S102
     return names

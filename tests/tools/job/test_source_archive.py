@@ -1,4 +1,4 @@
-"""The archive of the code: src/, and the package's training part, in the same bytes each time."""
+"""The archive of the code: src/ as it stands, in the same bytes each time."""
 
 import io
 import os
@@ -6,9 +6,6 @@ import shutil
 import tarfile
 from pathlib import Path
 
-import pytest
-
-from smlightning.errors import UserError
 from smlightning_sagemaker import project
 from smlightning_sagemaker.job import source_archive
 
@@ -43,10 +40,3 @@ def test_time_and_owner_do_not_change_a_byte(tmp_path: Path) -> None:
     (copy / "__pycache__").mkdir()
     (copy / "__pycache__" / "train.pyc").touch()
     assert written(copy) == written()
-
-
-def test_a_module_of_src_may_not_hide_the_package(tmp_path: Path) -> None:
-    (tmp_path / "smlightning.py").touch()
-    with pytest.raises(UserError) as raised:
-        source_archive.files(tmp_path)
-    assert "smlightning.py" in raised.value.problem

@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from smlightning.errors import UserError
 from smlightning.files import ensure_dir
 
 # Names of files with keys: of SSH, PuTTY, PKCS #12, Java, KeePass, and logins of AWS and Google.
@@ -25,38 +24,35 @@ def files(source: Path) -> dict[str, Path]:
     """Each file of the archive, by its name in it, in the archive's order.
 
     Links, files of keys and whatever `listed` leaves out are not among them.
-
-    Args:
-        source: the project's src/.
-
-    Raises:
-        UserError: src/ has a module that would hide the package.
     """
-    contents = {
+    return {
         path.relative_to(source).as_posix(): path
         for path in listed(source)
         if not path.is_symlink() and not KEY_FILE.fullmatch(path.name)
     }
-    for name in ("smlightning", "smlightning.py"):
-        if (source / name).exists():
-            raise UserError(
-                f"{source.name}/{name} would hide the package smlightning in the container",
-                "give it another name",
-            )
-    return contents
 
 
 def listed(source: Path) -> Iterator[Path]:
-    """Files and links below a folder, sorted, but for those in a part whose name begins with a dot.
+    """Files and links below a folder, sorted, without hidden and compiled ones.
 
-    Such parts are of tools: .git, .npmrc, .env, .ipynb_checkpoints. Compiled files differ between
-    machines.
+    A name that begins with a dot is a tool's: .git, .npmrc, .env, .ipynb_checkpoints. Compiled
+    files differ between machines.
     """
     for path in sorted(source.rglob("*")):
         parts = path.relative_to(source).parts
-        is_hidden = "__pycache__" in parts or any(part.startswith(".") for part in parts)
-        if not is_hidden and (path.is_symlink() or path.is_file()):
+        is_left_out = "__pycache__" in parts or any(map(is_hidden, parts))
+        if not is_left_out and (path.is_symlink() or path.is_file()):
             yield path
+
+
+def hidden(source: Path) -> list[Path]:
+    """Hidden files and folders, which `listed` leaves out and the SDK's estimator uploads."""
+    found = sorted(source.rglob(".*"))
+    return [path for path in found if not any(map(is_hidden, path.relative_to(source).parts[:-1]))]
+
+
+def is_hidden(name: str) -> bool:
+    return name.startswith(".")
 
 
 def write(file: BinaryIO, source: Path) -> None:

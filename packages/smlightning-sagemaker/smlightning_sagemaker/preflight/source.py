@@ -23,6 +23,14 @@ def files(job: Job, project: Project) -> Iterator[Finding]:
     for name in TRAINING:
         if not (folder / name).is_file():
             yield error(f"{folder.name}/{name}", "is missing", "the container looks for it there")
+    for name in ("smlightning", "smlightning.py"):
+        if (folder / name).exists():
+            problem = "would hide the package smlightning in the container"
+            yield error(f"{folder.name}/{name}", problem, "give it another name")
+    for path in source_archive.hidden(folder):
+        name = path.relative_to(folder.parent).as_posix()
+        problem = "is hidden: submit leaves it out, and the SDK's estimator uploads it"
+        yield warning(name, problem, f"move it out of {folder.name}/")
     size = 0
     for path in source_archive.listed(folder):
         name = path.relative_to(folder.parent).as_posix()
