@@ -40,7 +40,6 @@ MISTAKES: dict[str, tuple[dict[str, Any], str, str]] = {
     "max_wait_s": ({"max_wait_s": 60}, "", "[spot]"),
     "network.volume_gb": ({"network": {"volume_gb": 9}}, "", "above the first [table]"),
     "spot.epochs": ({"spot": {"epochs": 3}}, "", "[hyperparameters]"),
-    "create.EndpointConfg": ({"create": {"EndpointConfg": {}}}, "", "EndpointConfig"),
     "RetryStrategy": ({"RetryStrategy": {}}, "", "[request]"),
 }
 
@@ -128,22 +127,6 @@ def test_every_example_of_request_in_the_projects_file_is_valid(tmp_path: Path) 
     assert wanted.request.keys() >= {"OutputDataConfig", "ProfilerConfig", "DebugHookConfig"}
     body = request.dry_run(wanted, PROJECT)
     assert list(aws.violations(body, aws.shape("CreateTrainingJobRequest"))) == []
-
-
-def test_every_example_of_create_in_the_projects_file_is_valid(tmp_path: Path) -> None:
-    path = edited(tmp_path / "job.toml", {})
-    before, _, rest = path.read_text(encoding="utf-8").partition("\n[create]\n")
-    examples, _, after = rest.partition("\n\n")
-    lines = [line.removeprefix("# ") for line in examples.splitlines()]
-    path.write_text("\n".join([before, "[create]", *lines, after]), encoding="utf-8")
-    create = job.load(path, PROJECT).create
-    assert create == job.members_to_create(path)
-    bodies = {
-        "EndpointConfig": {"ProductionVariants": [{"VariantName": "all"}]},
-    }
-    for kind, body in bodies.items():
-        assert getattr(create, kind)
-        request.with_members(kind, body, create)
 
 
 @pytest.mark.parametrize(

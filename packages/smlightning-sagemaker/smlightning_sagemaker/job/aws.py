@@ -136,11 +136,6 @@ def shape(name: str) -> Any:
     return model().shape_for(name)
 
 
-def request_shape(kind: str) -> Any:
-    """The shape of the request that creates something of this kind, as in EndpointConfig."""
-    return model().operation_model(f"Create{kind}").input_shape
-
-
 class Violation(NamedTuple):
     """A value of a request that AWS's model does not allow."""
 

@@ -81,20 +81,6 @@ class Network(Table):
     )
 
 
-class Create(Table):
-    """Members of the requests of `deploy`, by AWS's names."""
-
-    Model: dict[str, Any] = key("", "members of CreateModel", default=dict)
-    EndpointConfig: dict[str, Any] = key("", "members of CreateEndpointConfig", default=dict)
-    Endpoint: dict[str, Any] = key("", "members of CreateEndpoint", default=dict)
-
-
-class OnlyCreate(Table, extra="ignore"):
-    """[create] of a job.toml whose other keys need not be valid."""
-
-    create: Create = Field(default_factory=Create)
-
-
 class Job(Table):
     """Every answer that a job needs."""
 
@@ -166,7 +152,6 @@ class Job(Table):
     )
     tags: dict[str, str] = key("Tags", "cost-allocation tags", default=dict, derived=True)
     request: dict[str, Any] = key("", "other members of CreateTrainingJob", default=dict)
-    create: Create = key("", "members of other requests, by kind", default=Create)
 
     @property
     def other_hosts(self) -> dict[str, Any]:
@@ -219,7 +204,7 @@ KEY_OF_MEMBER = {entry.member: entry.path for entry in KEYS if entry.member}
 TABLES = {
     name
     for name, field in Job.model_fields.items()
-    if get_origin(field.annotation) is dict or name in ("spot", "network", "create")
+    if get_origin(field.annotation) is dict or name in ("spot", "network")
 }
 # Members that neither a key nor [request] may set, and the source of their values.
 OTHER_SOURCES = {"AlgorithmSpecification.MetricDefinitions": "METRICS of src/options.py"}
@@ -285,19 +270,6 @@ def from_table(
     if findings:
         raise JobError(findings)
     return job
-
-
-def members_to_create(path: Path) -> Create:
-    """[create] of a job.toml, whatever its other tables hold; empty without the file.
-
-    Raises:
-        JobError: the file is not TOML, or [create] is wrong.
-    """
-    table = _read(path) if path.is_file() else {}
-    try:
-        return OnlyCreate.model_validate(table).create
-    except ValidationError as problems:
-        raise JobError(list(_findings(problems, table))) from None
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -5,7 +5,6 @@ estimator sends the same (tests/tools/test_estimator.py).
 """
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,16 +12,12 @@ from typing import Any
 
 from smlightning import hub
 from smlightning.reports import log
-from smlightning_sagemaker.findings import error
 from smlightning_sagemaker.job import aws, images, launchers
 from smlightning_sagemaker.job.job import (
     FILE_SYSTEM_CHANNEL,
     KEYS,
     S3_CHANNEL,
-    Create,
     Job,
-    JobError,
-    leaves,
 )
 from smlightning_sagemaker.project import Project
 
@@ -160,32 +155,6 @@ def set_member(members: dict[str, Any], path: str, value: Any) -> None:
     for table in tables:
         members = members.setdefault(table, {})
     members[name] = value
-
-
-def with_members(kind: str, body: dict[str, Any], create: Create) -> dict[str, Any]:
-    """The request that creates something of this kind, with the members of [create].
-
-    Raises:
-        JobError: a command sets a member itself, or AWS's model does not allow a member.
-    """
-    given: dict[str, Any] = getattr(create, kind)
-    reserved = {f"{kind}Name", *(path for path, _ in leaves(body))}
-    problems = [
-        error(f"create.{kind}.{path}", "the command sets it itself", "remove it")
-        for path, _ in leaves(given)
-        if path in reserved
-    ]
-    merged, shape = merge(body, given), aws.request_shape(kind)
-    name = f"{kind}Name"
-    named = {name: "x"} if name in shape.members else {}
-    for violation in aws.violations({**named, **merged}, shape):
-        key = f"{kind}.{violation.path}"
-        if re.split(r"[.[]", violation.path)[0] in given:
-            key = f"create.{key}"
-        problems.append(error(key, violation.problem, violation.cure))
-    if problems:
-        raise JobError(problems)
-    return merged
 
 
 def output_path(job: Job, destination: Destination) -> str:

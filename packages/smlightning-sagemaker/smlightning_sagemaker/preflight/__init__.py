@@ -53,7 +53,6 @@ JOB_CHECKS: tuple[JobCheck, ...] = (
     settings.names,
     settings.network,
     settings.checkpoints,
-    members.created,
     channels.keys,
     channels.channel_names,
     channels.unread_channels,

@@ -7,7 +7,7 @@ from typing import Any
 
 from smlightning_sagemaker.findings import Finding, error, warning
 from smlightning_sagemaker.job import aws, images, instances, launchers
-from smlightning_sagemaker.job.job import KEY_OF_MEMBER, Create, Job, cure_for_misplaced_key
+from smlightning_sagemaker.job.job import KEY_OF_MEMBER, Job, cure_for_misplaced_key
 from smlightning_sagemaker.preflight import connections
 from smlightning_sagemaker.preflight.secrets import texts
 from smlightning_sagemaker.preflight.settings import s3_address
@@ -163,14 +163,6 @@ def environment(job: Job, request: dict[str, Any], project: Project) -> Iterator
         level = error if images.profile(job) else warning  # an image of your own may have one
         problem = "the container has no file with AWS profiles"
         yield level("environment.AWS_PROFILE", problem, "remove it: code uses the job's role")
-
-
-def created(job: Job, project: Project) -> Iterator[Finding]:
-    """Members of [create] against AWS's model, as far as they are judged without the rest."""
-    for kind in Create.model_fields:
-        for violation in aws.violations(getattr(job.create, kind), aws.request_shape(kind)):
-            if violation.cure != aws.ADD_IT:  # a command adds what AWS requires
-                yield error(f"create.{kind}.{violation.path}", violation.problem, violation.cure)
 
 
 def partitions(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:

@@ -1,12 +1,12 @@
 """Secrets where they would be seen: in what the AWS console shows of a job, and in src/."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from smlightning import hub
 from smlightning_sagemaker.findings import Finding, error
-from smlightning_sagemaker.job.job import Create, Job
+from smlightning_sagemaker.job.job import Job
 from smlightning_sagemaker.preflight import requirements
 from smlightning_sagemaker.project import Project
 
@@ -108,14 +108,6 @@ def visible(job: Job, request: dict[str, Any], project: Project) -> Iterator[Fin
                 yield error(names[key], SHOWN, there)
         elif forms(text) or has_secret_name(key, text):
             yield error(key, SHOWN, cure(key.rpartition(".")[2]))
-    yield from created(job.create, Create.model_fields)
-
-
-def created(create: Create, kinds: Iterable[str]) -> Iterator[Finding]:
-    """Secrets in the members of [create] for these kinds."""
-    for key, text in texts({f"create.{kind}": getattr(create, kind) for kind in kinds}):
-        if forms(text) or has_secret_name(key, text):
-            yield error(key, SHOWN, "keep it in Secrets Manager, and let the code read it there")
 
 
 def cure(variable: str) -> str:
