@@ -27,10 +27,8 @@ from smlightning.cluster.sharding import gather_weights
 from smlightning.options import declared_options, values_of
 from smlightning.reports import log
 from smlightning.reports.lines import LogLines, MetricHistory
-from smlightning.reports.mlflow import mlflow_loggers
 from smlightning.reports.profiler import NoProfiler
 from smlightning.reports.progress import ProgressReport
-from smlightning.reports.tracking import RunIds, set_wandb_run
 from smlightning.training.buckets import BucketOrder
 from smlightning.training.checks import check_complete, training_checks
 from smlightning.training.loop import ValidationSteps
@@ -98,17 +96,10 @@ class Run:
         ]
 
     def loggers(self) -> list[Any]:
-        """The log's lines, TensorBoard, and MLflow where a job names a tracking server. Collective.
-
-        A run that resumes goes on in its run of MLflow, and of W&B.
-        """
-        ids = RunIds(self.checkpoints.directory, self._goes_on())
-        if session.current_cluster().rank == 0:
-            set_wandb_run(ids, os.environ)
+        """The log's lines, and TensorBoard."""
         return [
             LogLines(self.history),
             pl.loggers.TensorBoardLogger(self.outputs, name="tensorboard", version=""),
-            *mlflow_loggers(values_of(self.options), os.environ, ids),
         ]
 
     @functools.cached_property
@@ -119,16 +110,6 @@ class Run:
             UserError: another run has the folder, or the checkpoint belongs to another run.
         """
         return self.checkpoints.resume(self.options.resume)
-
-    def _goes_on(self) -> bool:
-        """Whether this run continues an earlier one on servers that track it.
-
-        A path begins another run. SageMaker may restart a job before its first checkpoint.
-        """
-        resumes = self.resume_from is not None
-        has_none = not resumes and self.checkpoints.first_number == 1
-        is_restart = has_none and "TRAINING_JOB_NAME" in os.environ
-        return self.options.resume == "auto" and (resumes or is_restart)
 
     def train_test_save(
         self, trainer: pl.Trainer, model: pl.LightningModule, data: pl.LightningDataModule

@@ -1,8 +1,6 @@
 """Lines, curves and loggers show the progress of training."""
 
 import csv
-import inspect
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -25,9 +23,7 @@ from small_training import (
     saved_weights,
 )
 from smlightning.checkpoints import files
-from smlightning.errors import UserError
-from smlightning.reports import mlflow, progress
-from smlightning.reports.tracking import RunIds
+from smlightning.reports import progress
 
 
 def test_lines_curves_and_every_logger_have_each_value_once(
@@ -154,112 +150,6 @@ def test_a_run_survives_an_error_in_draw(fit: Fit, capsys: pytest.CaptureFixture
     assert "ValueError: no such colour" in output.err
     assert re.fullmatch(r"test/loss \d+\.\d{4}", output.out.splitlines()[-1])
     assert (directory() / files.FINISHED).is_file()
-
-
-SERVER = {"MLFLOW_TRACKING_URI": "arn:x"}
-
-
-@pytest.fixture
-def mlflow_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
-    """The calls of a stand-in for Lightning's MLFlowLogger, with its signatures."""
-    calls: list[tuple[str, Any]] = []
-    real = pl.loggers.MLFlowLogger
-
-    class Client:
-        def update_run(self, run_id: str, status: str | None = None) -> None:
-            calls.append(("update", (run_id, status)))
-
-    class Logger:
-        def __init__(self, experiment: str, **given: Any) -> None:
-            inspect.signature(real).bind(experiment, **given)
-            calls.append(("logger", {"experiment": experiment, **given}))
-            self.run_id = given["run_id"] or f"run-{len(calls)}"
-            self.experiment = Client()
-
-        def log_hyperparams(self, options: dict[str, Any]) -> None:
-            calls.append(("options", options))
-
-    monkeypatch.setattr(pl.loggers, "MLFlowLogger", Logger)
-    return calls
-
-
-def test_an_mlflow_server_gets_lightnings_logger(
-    mlflow_calls: list[tuple[str, Any]], tmp_path: Path
-) -> None:
-    ids = RunIds(tmp_path, goes_on=False)
-    assert mlflow.mlflow_loggers({}, {}, ids) == []
-    named = {"MLFLOW_EXPERIMENT_NAME": "words", "TRAINING_JOB_NAME": "words-1"}
-    env = {**SERVER, **named}
-    assert len(mlflow.mlflow_loggers({"lr": 0.1}, env, ids)) == 1
-    assert env["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "10"
-    given = {"experiment": "words", "run_name": "words-1", "tracking_uri": "arn:x", "run_id": None}
-    assert mlflow_calls == [("logger", given), ("options", {"lr": 0.1})]
-
-
-def test_a_resumed_run_goes_on_in_its_mlflow_run(
-    mlflow_calls: list[tuple[str, Any]], tmp_path: Path
-) -> None:
-    def ids_of_attempt(goes_on: bool = True) -> tuple[Any, ...]:
-        mlflow_calls.clear()
-        mlflow.mlflow_loggers({"lr": 0.1}, dict(SERVER), RunIds(tmp_path, goes_on))
-        return mlflow_calls[0][1]["run_id"], mlflow_calls[1]
-
-    assert ids_of_attempt() == (None, ("options", {"lr": 0.1}))
-    assert ids_of_attempt() == ("run-1", ("update", ("run-1", "RUNNING")))
-    assert ids_of_attempt(goes_on=False)[0] is None
-
-
-def test_wandb_gets_the_id_of_the_run_that_goes_on(
-    fit: Fit, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """wandb itself is not installed here: an empty module takes its place."""
-
-    def id_of_attempt(**options: Any) -> str:
-        monkeypatch.setenv("WANDB_RUN_ID", "mine")  # and restores the variables afterwards
-        monkeypatch.setenv("WANDB_RESUME", "allow")
-        monkeypatch.delenv("WANDB_RUN_ID")
-        fit(checkpoint_steps=4, **options)
-        assert os.environ["WANDB_RESUME"] == "allow"
-        return os.environ.get("WANDB_RUN_ID", "")
-
-    early, late = ("on_train_batch_start", 1), ("on_train_batch_end", 6)
-    assert not id_of_attempt(output_dir="without", crash=early)
-    (tmp_path / "modules").mkdir()
-    (tmp_path / "modules" / "wandb.py").touch()
-    monkeypatch.syspath_prepend(tmp_path / "modules")
-    monkeypatch.setenv("WANDB_RUN_ID", "mine")
-    fit(output_dir="mine", crash=early)
-    assert os.environ["WANDB_RUN_ID"] == "mine"
-    first = id_of_attempt(crash=early)
-    unfinished = id_of_attempt(crash=late)
-    assert unfinished != first  # there was no checkpoint
-    with pytest.raises(UserError):
-        id_of_attempt(resume="nowhere")
-    assert id_of_attempt() == unfinished
-    assert id_of_attempt(crash=early) != unfinished  # that run was complete
-    monkeypatch.setenv("TRAINING_JOB_NAME", "words-1")
-    started = id_of_attempt(output_dir="job", crash=early)
-    assert id_of_attempt(output_dir="job", crash=early) == started  # SageMaker restarted the job
-
-
-@pytest.mark.parametrize(
-    ("error", "match"),
-    [
-        (ModuleNotFoundError("mlflow"), "sagemaker-mlflow"),
-        (ConnectionError("API request to http://me:secret@x failed"), "API request to its address"),
-    ],
-)
-def test_a_failure_of_mlflow_ends_in_an_error_without_its_address(
-    error: Exception, match: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise error
-
-    monkeypatch.setattr(pl.loggers, "MLFlowLogger", fail)
-    with pytest.raises(UserError, match=match) as raised:
-        env = {"MLFLOW_TRACKING_URI": "http://me:secret@x"}
-        mlflow.mlflow_loggers({}, env, RunIds(tmp_path, goes_on=False))
-    assert "secret" not in str(raised.value)
 
 
 def test_training_step_may_skip_a_batch(fit: Fit) -> None:

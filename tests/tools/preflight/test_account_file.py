@@ -85,7 +85,7 @@ def test_the_stacks_parameters_give_its_roles_path_and_boundary(aws, full):
 def test_cfn_lint_has_no_finding(full, tmp_path):
     """cfn-lint's IAM rules also check the names of actions."""
     api = pytest.importorskip("cfnlint.api")
-    small = full.replace(request={}, role="", bucket="", network=Network(), mlflow="", tags={})
+    small = full.replace(request={}, role="", bucket="", network=Network(), tags={})
     express = full.replace(bucket="words--use1-az4--x-s3")
     whole = {"github": GITHUB, "notify": "me@example.com"}
     for job, options in ((full, whole), (small, {}), (express, whole)):
@@ -197,8 +197,6 @@ LOOK_UPS = {
     "kms:DescribeKey",
     "secretsmanager:DescribeSecret",
     "ssm:DescribeParameters",
-    "sagemaker:DescribeMlflowTrackingServer",
-    "sagemaker:DescribeMlflowApp",
 }
 
 
@@ -222,7 +220,6 @@ def test_the_callers_policy_allows_every_call_of_preflight(aws, full, monkeypatc
     others = {
         "image": f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/own:1",
         "secrets": {"DB": "ssm:/team/db"},
-        "mlflow": f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:mlflow-app/app-1",
     }
     seen = set()
     for kind in ("", "EFS", "FSxLustre"):
@@ -304,7 +301,6 @@ def test_the_command_prints_the_file_and_policies(aws, full, monkeypatch, capsys
         ("checkpoint_s3", {"checkpoint_s3": "s3://words-other/run?/"}),
         ("checkpoint_s3", {"checkpoint_s3": "s3://words-other/${aws:username}"}),
         ("hub_token_secret", {"hub_token_secret": "*"}),
-        ("mlflow", {"mlflow": f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:mlflow-app/*"}),
         ("channels.training", {"channels": {"training": "s3://words-data/*"}}),
         ("channels.training.s3_data", {"channels": {"training": {"s3_data": "s3://*/"}}}),
         ("secrets.DB", {"secrets": {"DB": "team/*"}}),

@@ -14,7 +14,6 @@ from smlightning_sagemaker.preflight.account import named
 
 pytest_plugins = "moto_account"
 REGISTRY = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com"
-SERVER = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:mlflow-tracking-server/team"
 LUSTRE = {
     "file_system_id": "fs-0123456789abcdef0",
     "file_system_type": "FSxLustre",
@@ -104,24 +103,9 @@ def test_a_missing_or_disabled_resource_is_an_error(aws, good, change: Change, k
     assert finding.key == key and finding.cure
 
 
-APP = SERVER.replace("tracking-server/team", "app/app-1")
-
-
 @pytest.mark.parametrize(
     ("operation", "answer", "job_of", "levels"),
     [
-        (
-            "DescribeMlflowTrackingServer",
-            lambda state: {"TrackingServerStatus": state},
-            lambda job: job.replace(mlflow=SERVER),
-            {"Started": "", "Created": "", "Stopped": "error", "Starting": ""},
-        ),
-        (
-            "DescribeMlflowApp",
-            lambda state: {"Status": state},
-            lambda job: job.replace(mlflow=APP),
-            {"Created": "", "Deleting": "error", "Creating": ""},
-        ),
         (
             "DescribeFileSystems",
             lambda state: {"FileSystems": [{"Lifecycle": state}]},
@@ -139,7 +123,7 @@ def test_a_resource_in_an_unusable_state_is_an_error(
     job_of: Callable[[Job], Job],
     levels: dict[str, str],
 ):
-    """Such as a stopped server; a state that passes by itself is none."""
+    """A state that passes by itself is none."""
     for state, level in levels.items():
         record(monkeypatch, **{operation: answer(state)})
         found = [each for each in findings(job_of(good)) if state in each.problem]
@@ -150,7 +134,6 @@ def test_a_resource_in_an_unusable_state_is_an_error(
     ("operation", "change", "key"),
     [
         ("DescribeFileSystems", lambda job: of_training(job, LUSTRE), "channels.training"),
-        ("DescribeMlflowTrackingServer", lambda job: job.replace(mlflow=SERVER), "mlflow"),
     ],
 )
 def test_a_missing_resource_is_an_error_and_a_denied_one_skipped(
@@ -183,7 +166,7 @@ WITH_STATES = [kind for kind in vars(named).values() if isinstance(kind, named.K
 
 @pytest.mark.parametrize("kind", WITH_STATES, ids=lambda kind: kind.operation)
 def test_the_states_of_a_resource_are_those_of_awss_model(kind: named.Kind):
-    if kind not in (named.SECRET, named.PARAMETER, named.QUEUE):  # which have no one state
+    if kind not in (named.SECRET, named.PARAMETER):  # which have no one state
         assert {*kind.unusable} < {*states(kind)}
 
 

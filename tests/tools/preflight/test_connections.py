@@ -78,8 +78,12 @@ CLOSED: list[tuple[Change, str, tuple[str, ...]]] = [
         "error",
         ("codeartifact.api", "codeartifact.repositories"),
     ),
-    (lambda job: job.replace(environment=INDEX, mlflow=SERVER), "error", ("experiments",)),
-    (lambda job: job.replace(environment=INDEX, mlflow=APP), "error", ()),
+    (
+        lambda job: job.replace(environment={**INDEX, "MLFLOW_TRACKING_URI": SERVER}),
+        "error",
+        ("experiments",),
+    ),
+    (lambda job: job.replace(environment={**INDEX, "MLFLOW_TRACKING_URI": APP}), "error", ()),
     (environment(PIP_INDEX_URL="https://pip.s3.cn-north-1.amazonaws.com.cn/simple"), "error", ()),
     (lambda job: job.replace(environment=INDEX, hub_token_secret=HUB), "error", ("ssm",)),
     (lambda job: job.replace(environment=INDEX, hub_token_secret=ABROAD), "error", ()),
@@ -96,8 +100,6 @@ def test_a_closed_subnet_reaches_services_with_an_endpoint(good, vpc, monkeypatc
     record(
         monkeypatch,
         SimulatePrincipalPolicy=simulated(),
-        DescribeMlflowTrackingServer={},
-        DescribeMlflowApp={},
     )
     vpc.gateway("s3")
     for change, level, services in CLOSED:
@@ -123,8 +125,8 @@ OWN_IMAGE = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/mine:7"
         ({"hyperparameters": {"dataset": "stanfordnlp/imdb"}}, ["error", "error"]),
         ({"hyperparameters": {"dataset": "imdb"}}, ["error", "warning"]),  # may be built in
         ({"hyperparameters": {"dataset": "words.csv"}}, ["error"]),
-        ({"environment": {"PIP_NO_INDEX": "1", **INDEX}, "mlflow": SERVER}, ["error"]),
-        ({"environment": {"PIP_NO_INDEX": "1"}, "mlflow": APP}, ["error"]),
+        ({"environment": {"PIP_NO_INDEX": "1", **INDEX, "MLFLOW_TRACKING_URI": SERVER}}, ["error"]),
+        ({"environment": {"PIP_NO_INDEX": "1", "MLFLOW_TRACKING_URI": APP}}, ["error"]),
         ({"secrets": {"DB": "team/db", "API": "ssm:api"}}, ["error"] * 3),
         ({"secrets": {"WANDB_API_KEY": "team/wandb"}}, ["error", "error", "warning"]),
         (

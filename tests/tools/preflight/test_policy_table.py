@@ -64,7 +64,6 @@ JOBS = {
         keep_alive_s=600,
         image=f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/team/train:1",
         secrets={"HF_TOKEN": "hub", "WANDB_API_KEY": "team/wandb", "DB": "ssm:/team/db"},
-        mlflow=f"{MLFLOW}:mlflow-tracking-server/team",
         environment={
             "CA_REPOSITORY_ARN": f"arn:aws:codeartifact:{REGION}:{ACCOUNT}:repository/team/python"
         },
@@ -80,7 +79,6 @@ JOBS = {
         },
     ),
     "aliases": job(
-        mlflow=f"{MLFLOW}:mlflow-app/app-1",
         request={
             "OutputDataConfig": {"KmsKeyId": "alias/team"},
             "ResourceConfig": {"VolumeKmsKeyId": ANOTHERS},

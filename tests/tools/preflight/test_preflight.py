@@ -14,10 +14,10 @@ import pytest
 from options import Options
 from small_job import GOOD, edited
 from smlightning.options import option
-from smlightning_sagemaker import findings, preflight
+from smlightning_sagemaker import preflight
 from smlightning_sagemaker import project as projects
 from smlightning_sagemaker.__main__ import main
-from smlightning_sagemaker.job import images, price, request
+from smlightning_sagemaker.job import images, price
 from smlightning_sagemaker.job.job import Job
 from smlightning_sagemaker.preflight import channels, source
 from smlightning_sagemaker.preflight import image as images_of_jobs
@@ -79,22 +79,6 @@ def test_an_accepted_error_does_not_stop_a_job(tmp_path, capsys):
     assert main([*command, "--accept", "hyperparameters.none_such"]) == 0
     said = capsys.readouterr()
     assert json.loads(said.out)["ResourceConfig"]["InstanceType"] == "ml.g99.xlarge"
-
-
-def test_the_container_gets_the_mlflow_server(good, tmp_path, monkeypatch):
-    (tmp_path / "requirements.txt").write_text("torchmetrics\nsagemaker-mlflow==0.5\n")
-    monkeypatch.setattr(projects.Project, "requirements", tmp_path / "requirements.txt")
-    server = "arn:aws:sagemaker:us-east-1:123456789012:mlflow-app/app-1"
-    found, made = preflight.offline_checks(good.replace(mlflow=server, environment={}), PROJECT)
-    assert not findings.has_errors(found), found
-    assert made["Environment"] == {
-        "MLFLOW_TRACKING_URI": server,
-        "MLFLOW_EXPERIMENT_NAME": "language-id",
-    }
-    own = request.environment(
-        good.replace(mlflow=server, environment={"MLFLOW_EXPERIMENT_NAME": "mine"})
-    )
-    assert own["MLFLOW_EXPERIMENT_NAME"] == "mine"
 
 
 REGISTRY = "763104351884.dkr.ecr.us-east-1.amazonaws.com"

@@ -163,7 +163,7 @@ def secrets(job: Job, variables: Variables) -> Iterator[Connection]:
 def tracking(job: Job, variables: Variables) -> Iterator[Connection]:
     """Servers that get metrics: MLflow's, and Weights & Biases."""
     address = variables.get("MLFLOW_TRACKING_URI", "")
-    key = "mlflow" if job.mlflow else "environment.MLFLOW_TRACKING_URI"
+    key = "environment.MLFLOW_TRACKING_URI"
     region = (address.split(":") + [""] * 4)[3]
     if ":mlflow-tracking-server/" in address:
         yield of_aws(job, region, "MLflow", "experiments", key=key, cure=f"remove {key}")

@@ -170,7 +170,7 @@ def partitions(job: Job, request: dict[str, Any], project: Project) -> Iterator[
     if job.region not in aws.regions():  # `region` reports it
         return
     partition = aws.partition(job.region)
-    named = {"mlflow": job.mlflow, "hub_token_secret": job.hub_token_secret, "secrets": job.secrets}
+    named = {"hub_token_secret": job.hub_token_secret, "secrets": job.secrets}
     members = {member: value for member, value in request.items() if member not in OF_USER}
     for path, text in texts({**named, **members}):
         arn = ARN.match(text)

@@ -7,7 +7,7 @@ from functools import partial
 from smlightning import hub
 from smlightning.stored_secrets import REFERENCE
 from smlightning_sagemaker.findings import Finding, each_of, error, first_of, warning
-from smlightning_sagemaker.job import aws, images, launchers
+from smlightning_sagemaker.job import aws, launchers
 from smlightning_sagemaker.job.job import Job
 from smlightning_sagemaker.preflight import requirements
 from smlightning_sagemaker.project import Project
@@ -22,18 +22,12 @@ S3_HOST = re.compile(r"https://[\w.-]*\bs3\b[\w.-]*\.amazonaws\.com(\.cn)?/.*", 
 # TrainingJobName has at most 63 characters; request.job_name adds 16.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,46}")
 ROLE = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:role/[\w+=,.@/-]+|[\w+=,.@-]{1,64}", re.ASCII)
-MLFLOW = re.compile(r"arn:[\w-]+:sagemaker:[\w-]+:\d{12}:mlflow-(app|tracking-server)/.+")
 # As AWS's toolkit reads it (sagemaker-training 5.1.4, modules.py).
 REPOSITORY = re.compile(r"arn:[^:]+:codeartifact:[^:]+:[^:]+:repository/[^/]+/.+")
 REFERENCE_CURE = 'a name or an ARN, with ":KEY" for a key of its JSON, or "ssm:NAME"'
 # Key of job.toml → pattern of its value, what it should be, and the cure.
 NAMES = {
     "role": (ROLE, "the name or ARN of a role", "as in arn:aws:iam::<12 digits>:role/<name>"),
-    "mlflow": (
-        MLFLOW,
-        "the ARN of a server",
-        "give the ARN of your MLflow tracking server or app",
-    ),
     "hub_token_secret": (REFERENCE, "the name of a secret", REFERENCE_CURE),
     f"environment.{requirements.CODEARTIFACT}": (
         REPOSITORY,
@@ -84,14 +78,13 @@ def spot(job: Job, project: Project) -> Iterator[Finding]:
 
 
 def names(job: Job, project: Project) -> Iterator[Finding]:
-    """Names and ARNs of a role, a bucket, an MLflow server and a secret."""
+    """Names and ARNs of a role, a bucket and a secret."""
     if not NAME.fullmatch(job.name):
         problem = f'found "{job.name[:80]}", expected 1 to 47 letters, digits and hyphens'
         yield error("name", problem, "shorten or correct it; it begins with a letter or a digit")
     codeartifact = f"environment.{requirements.CODEARTIFACT}"
     values = {
         "role": job.role,
-        "mlflow": job.mlflow,
         "hub_token_secret": job.hub_token_secret,
         codeartifact: job.environment.get(requirements.CODEARTIFACT, ""),
     }
@@ -106,11 +99,6 @@ def names(job: Job, project: Project) -> Iterator[Finding]:
     for tag in job.tags:
         if tag.lower().startswith("aws:"):
             yield error(f"tags.{tag}", "AWS keeps tags that begin with aws:", "rename it")
-    if MLFLOW.fullmatch(job.mlflow) and not has_mlflow_client(job, project):
-        compiled = (project.src / "requirements.in").is_file()
-        name = "requirements.in, then run make lock" if compiled else project.requirements.name
-        cure = f"add sagemaker-mlflow to src/{name}"
-        yield error("mlflow", "the container has no client for it", cure)
     yield from secrets(job, project)
 
 
@@ -172,14 +160,6 @@ def secrets(job: Job, project: Project) -> Iterator[Finding]:
         if not REFERENCE.fullmatch(name):
             shown = "the value" if name else '""'
             yield wrong(f"{shown} is not the name of a secret", REFERENCE_CURE)
-
-
-def has_mlflow_client(job: Job, project: Project) -> bool:
-    """Whether requirements.txt lists SageMaker's client of MLflow, or the image brings it."""
-    profile = images.profile(job)
-    if profile and "sagemaker-mlflow" in profile.packages:
-        return True
-    return "sagemaker-mlflow" in requirements.names(job, project)
 
 
 def checkpoints(job: Job, project: Project) -> Iterator[Finding]:

@@ -156,7 +156,6 @@ def rehearsed_job(
         distribution=cluster.distribution,
         hyperparameters=values,
         hub_token_secret="",
-        mlflow="",
         environment=environment,
     )
     return changed, notes

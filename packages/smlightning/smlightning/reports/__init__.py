@@ -5,6 +5,5 @@
 - `lines`: the logger that prints metrics and keeps them: ``LogLines``, ``MetricHistory``.
 - `progress`: loss, learning rate and speed of each interval: ``ProgressReport``.
 - `curves`: pictures and tables: ``write_curves``, ``save_figure``, ``save_matrix``.
-- `mlflow`: a logger for the server of MLFLOW_TRACKING_URI: ``mlflow_loggers``.
 - `profiler`: for runs without a profiler: ``NoProfiler``.
 """

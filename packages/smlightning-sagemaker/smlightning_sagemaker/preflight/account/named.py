@@ -62,18 +62,10 @@ SECRET = Kind(
     (DELETED,),
     "keep it (aws secretsmanager restore-secret), or use another",
 )
-SERVER = Kind(
-    "sagemaker",
-    "describe_mlflow_tracking_server",
-    "TrackingServerStatus",
-    ("Stopping", "Stopped", "StartFailed", "CreateFailed", "Deleting"),
-    "start it (aws sagemaker start-mlflow-tracking-server), or use another",
-)
-APP = Kind("sagemaker", "describe_mlflow_app", "Status", ("CreateFailed", "Deleting", "Deleted"))
 
 
 def named(context: Context) -> Iterator[Finding]:
-    """Findings about image, file systems, keys, secrets and MLflow server."""
+    """Findings about image, file systems, keys, and secrets."""
     yield from image(context)
     yield from file_systems(context)
     output, config = context.request["OutputDataConfig"], context.request["ResourceConfig"]
@@ -85,7 +77,6 @@ def named(context: Context) -> Iterator[Finding]:
         if name:
             yield from ask(context, key, f"KMS key {name}", KEY, KeyId=name)[1]
     yield from secrets(context)
-    yield from server(context)
 
 
 def ask(
@@ -169,19 +160,3 @@ def secrets(context: Context) -> Iterator[Finding]:
         else:
             what = f"secret {name}"
             yield from ask(context, key, what, SECRET, secret.region, SecretId=name)[1]
-
-
-def server(context: Context) -> Iterator[Finding]:
-    """The MLflow tracking server or app; AWS does not show another account's."""
-    arn = context.job.mlflow
-    if not arn:
-        return
-    _, _, _, region, account, name = arn.split(":", 5)
-    kind, _, short = name.partition("/")
-    if account != context.account:
-        problem = f"the server is in account {account}, the job in {context.account}"
-        yield warning("mlflow", problem, "check that the job's role may use it")
-    elif kind == "mlflow-tracking-server":
-        yield from ask(context, "mlflow", arn, SERVER, region, TrackingServerName=short)[1]
-    else:
-        yield from ask(context, "mlflow", arn, APP, region, Arn=arn)[1]

@@ -144,7 +144,7 @@ def _of_job(facts: Facts) -> dict[str, list[str]]:
     principals = [facts.role, *facts.senders]
     stream = f"{facts.training_job.removesuffix('*')}*"
     uri = str(request["AlgorithmSpecification"].get("TrainingImage", ""))
-    mlflow, debug = facts.job.mlflow, request.get("RemoteDebugConfig", {})
+    debug = request.get("RemoteDebugConfig", {})
     package = request.get("Environment", {}).get(requirements.CODEARTIFACT, "")
     place, _, path = package.partition(":repository/")
     return {
@@ -162,8 +162,6 @@ def _of_job(facts: Facts) -> dict[str, list[str]]:
         "any repository": _any(_repository(facts, uri)),
         # ECR answers questions about images of your own only.
         "own repository": [] if images.aws_image(uri) else _repository(facts, uri),
-        "tracking server": [mlflow] if ":mlflow-tracking-server/" in mlflow else [],
-        "tracking app": [mlflow] if ":mlflow-app/" in mlflow else [],
         "packages": [package] if package else [],
         "domain of packages": [f"{place}:domain/{path.split('/')[0]}"] if package else [],
         "token of CodeArtifact": _any(package),
@@ -330,7 +328,6 @@ def _lines(who: str, actions: str, resources: str) -> Iterator[Permission]:
 # AmazonS3/latest/userguide/UsingKMSEncryption.html
 # IAM/latest/UserGuide/id_roles_use_passrole.html
 # codeartifact/latest/ug/auth-and-access-control-iam-identity-based-access-control.html
-# sagemaker/latest/dg/mlflow-create-tracking-server-iam.html
 # sagemaker/latest/dg/model-access-training-data.html
 # sagemaker/latest/dg/model-checkpoints.html
 # sagemaker/latest/dg/sagemaker-roles.html
@@ -374,13 +371,6 @@ TABLE: tuple[Permission, ...] = (
     *_lines(ROLE, "kms:CreateGrant DescribeKey", "key of the disks"),
     *_lines(ROLE, "secretsmanager:GetSecretValue", "secrets"),
     *_lines(ROLE, "ssm:GetParameter", "parameters"),
-    *_lines(
-        ROLE,
-        "sagemaker-mlflow:CreateExperiment GetExperimentByName CreateRun GetRun UpdateRun LogBatch",
-        "tracking server",
-    ),
-    *_lines(ROLE, "sagemaker-mlflow:LogMetric LogParam SetTag", "tracking server"),
-    *_lines(ROLE, "sagemaker:CallMlflowAppApi", "tracking app"),
     *_lines(ROLE, "codeartifact:GetAuthorizationToken", "domain of packages"),
     *_lines(ROLE, "codeartifact:GetRepositoryEndpoint ReadFromRepository", "packages"),
     *_lines(ROLE, "sts:GetServiceBearerToken", "token of CodeArtifact"),
@@ -403,8 +393,6 @@ TABLE: tuple[Permission, ...] = (
     *_lines(LOOKER, "kms:DescribeKey", "key of the disks"),
     *_lines(LOOKER, "secretsmanager:DescribeSecret", "secrets"),
     *_lines(LOOKER, "ssm:DescribeParameters", "any parameter"),
-    *_lines(LOOKER, "sagemaker:DescribeMlflowTrackingServer", "tracking server"),
-    *_lines(LOOKER, "sagemaker:DescribeMlflowApp", "tracking app"),
 )
 
 

@@ -59,7 +59,6 @@ NAMING_KEYS = (
     "image",
     "checkpoint_s3",
     "hub_token_secret",
-    "mlflow",
     "channels",
     "secrets",
 )
