@@ -231,12 +231,8 @@ policy = json.dumps({"Version": "2012-10-17", "Statement": [trust]})
 boto3.client("iam").create_role(RoleName="training", AssumeRolePolicyDocument=policy)
 s3 = boto3.client("s3", "us-east-1")
 s3.create_bucket(Bucket="language-id")
-from smlightning_sagemaker.preflight import account
-from collections import defaultdict
-allowed = account.permissions.Answer(allowed=True, missing=(), limit="")
-# moto knows neither IAM's simulation
-account.permissions.simulated = lambda *_: defaultdict(lambda: allowed)
-account.CHECKS["quota"] = lambda _: []  # nor the quotas of SageMaker
+from smlightning_sagemaker.preflight import role
+role.simulated = lambda *_: []  # moto does not know IAM's simulation; nothing is denied
 """
 # The same account, as a kernel sees it that was started after a job was sent from another one.
 ACCOUNT_OF_BEFORE = """

@@ -11,9 +11,7 @@ import pytest
 from botocore.exceptions import ClientError
 from botocore.validate import ParamValidator
 from moto import mock_aws
-from moto.servicequotas.models import ServiceQuotasBackend
-from moto.servicequotas.responses import ServiceQuotasResponse
-from policies import EVERYTHING, simulation
+from policies import evaluation
 
 from small_job import PROJECT
 from smlightning_sagemaker.findings import Finding
@@ -22,10 +20,6 @@ from smlightning_sagemaker.job.job import Job, Network
 from smlightning_sagemaker.preflight import account, requirements
 
 ACCOUNT, REGION = "123456789012", "us-east-1"
-LAMBDA = {
-    "Arn": "arn:aws:iam::123456789012:role/lambda",
-    "AssumeRolePolicyDocument": {"Statement": []},
-}
 TRUST = {
     "Effect": "Allow",
     "Principal": {"Service": ["sagemaker.amazonaws.com"]},
@@ -37,24 +31,13 @@ TRUST = {
 def aws(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[boto3.Session]:
-    """An empty account with one role that SageMaker may take on, and a quota of four p4d."""
+    """An account with one role that SageMaker may take on, and an empty bucket."""
     for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN"):
         monkeypatch.setenv(f"AWS_{name}", "testing")
     monkeypatch.setattr(sent_jobs, "FILE", str(tmp_path_factory.mktemp("history") / "jobs.jsonl"))
     # uv would ask its index; the template's tests let it.
     monkeypatch.setattr(requirements, "resolved", lambda *_, **__: iter(()))
     record(monkeypatch, SimulatePrincipalPolicy=simulated())  # which moto does not know
-    quotas = [
-        {"QuotaName": f"ml.p4d.24xlarge for {kind}training job usage", "Value": 4.0}
-        for kind in ("", "spot ")
-    ]
-    quotas.append({"QuotaName": "Longest run time for a training job", "Value": 432_000.0})
-    # moto knows quotas of VPC only, and not the call for those that were granted
-    monkeypatch.setattr(
-        ServiceQuotasBackend, "list_aws_default_service_quotas", lambda *_, **__: quotas
-    )
-    listing = ServiceQuotasResponse.list_aws_default_service_quotas
-    monkeypatch.setattr(ServiceQuotasResponse, "list_service_quotas", listing, raising=False)
     with mock_aws():
         session = boto3.Session(region_name=REGION)
         policy = json.dumps({"Version": "2012-10-17", "Statement": [TRUST]})
@@ -78,13 +61,23 @@ def good() -> Job:
 
 def findings(job: Job) -> list[Finding]:
     """Preflight's findings about the account."""
-    return account.check(job, request.dry_run(job, PROJECT))
+    return account.check(job, request.dry_run(job, PROJECT), PROJECT)
 
 
-def simulated(*denied: str) -> Any:
+def levels(job: Job) -> list[tuple[str, str]]:
+    """Level and key of each finding about the account."""
+    return [(finding.level, finding.key) for finding in findings(job)]
+
+
+def simulated(*denied: str, decision: str = "implicitDeny", **details: Any) -> Any:
     """An answer of IAM's simulation that allows all but these actions."""
-    deny = {"Effect": "Deny", "Action": list(denied), "Resource": "*"}
-    return simulation({}, others=[EVERYTHING, {"Statement": deny}])
+
+    def answer(arguments: dict[str, Any]) -> dict[str, Any]:
+        (action,) = arguments["ActionNames"]
+        decided = decision if action in denied else "allowed"
+        return evaluation(action, dict.fromkeys(arguments["ResourceArns"], decided), **details)
+
+    return answer
 
 
 def record(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> dict[str, Any]:

@@ -115,12 +115,6 @@ def metrics(project: Project) -> tuple[str, ...]:
     ACCEPT,
     option("--offline", "use no network: neither AWS nor a package index", action="store_true"),
     REPORT,
-    option(
-        "--sender",
-        "role that will send the job (that of these credentials)",
-        default="",
-        metavar="ROLE",
-    ),
     example="--offline",
 )
 def run_preflight(arguments: argparse.Namespace, project: Project) -> int:
@@ -141,7 +135,6 @@ def run_preflight(arguments: argparse.Namespace, project: Project) -> int:
         project,
         offline=arguments.offline,
         accept=arguments.accept,
-        sender=arguments.sender,
     )
     report(results, arguments.json)
     print(preflight.summary(wanted, project))
@@ -167,86 +160,6 @@ def report(results: Sequence[Finding], file: Path | None) -> None:
         file.write_text(text, encoding="utf-8")
     for finding in results:
         print(finding)
-
-
-@command(
-    "account",
-    "print what the job needs in an AWS account, as CloudFormation or as a policy",
-    option(
-        "--policy",
-        "print one policy as JSON: for the sender of the job, or the role that the job runs under",
-        choices=("caller", "role"),
-    ),
-    option(
-        "--sender",
-        "with --policy caller: the role or user that gets the policy, so that "
-        "preflight may simulate its permissions",
-        default="",
-        metavar="ROLE",
-    ),
-    option(
-        "--github",
-        "add two roles that the workflows of this repository assume by OIDC; without IDs, print "
-        "the command that shows them",
-        default="",
-        metavar="OWNER@ID/REPOSITORY@ID",
-    ),
-    option(
-        "--without-ids",
-        "with --github OWNER/REPOSITORY: a repository from before 2026-07-15, whose tokens have no "
-        "IDs",
-        action="store_true",
-    ),
-    option(
-        "--notify",
-        "add a rule that mails the end of each of the project's jobs to this address",
-        default="",
-        metavar="EMAIL",
-    ),
-    option("--existing-bucket", "do not create the bucket, because it exists", action="store_true"),
-    example="--policy role",
-)
-def account(arguments: argparse.Namespace, project: Project) -> int:
-    """Print what the job needs in an account: CloudFormation, or one policy."""
-    from smlightning_sagemaker import preflight
-    from smlightning_sagemaker.job import job
-    from smlightning_sagemaker.preflight.account import template
-
-    wanted = job.load(arguments.job, project)
-    who = arguments.policy
-    template.check_options(who, arguments.sender)
-    results, body = preflight.offline_checks(wanted, project)
-    wrong = [finding for finding in results if finding.level == "error"]
-    # Then the job's needs, or its account, are unknown.
-    if body is None or any(finding.key == "role" for finding in wrong):
-        print_findings(wrong, ())
-        return 1
-    if not who:
-        import yaml
-
-        content = template.cloudformation(
-            wanted,
-            project,
-            github=arguments.github,
-            without_ids=arguments.without_ids,
-            existing_bucket=arguments.existing_bucket,
-            notify=arguments.notify,
-        )
-        text = yaml.safe_dump(content, sort_keys=False, width=100).rstrip()
-    else:
-        account, partition = template.account_of(wanted), aws.partition(wanted.region)
-        given = template.facts(
-            wanted,
-            project,
-            account=account,
-            partition=partition,
-            senders=(template.sender_arn(arguments.sender, account, partition),),
-        )
-        text = json.dumps(template.policy(given, who), indent=2)
-    for finding in template.not_granted(template.facts(wanted, project)):
-        print(finding, file=sys.stderr)
-    print(text)
-    return 0
 
 
 @command(
@@ -318,11 +231,10 @@ def passes(
     """
     from smlightning_sagemaker import preflight
     from smlightning_sagemaker.job import price
-    from smlightning_sagemaker.preflight import account as accounts
-    from smlightning_sagemaker.preflight import requirements
+    from smlightning_sagemaker.preflight import account, requirements
 
     if body and not arguments.dry_run:
-        results = [*results, *accounts.check(wanted, body)]
+        results = [*results, *account.check(wanted, body, project)]
         results += requirements.resolved(wanted, project)
     if print_findings(results, arguments.accept):
         return False

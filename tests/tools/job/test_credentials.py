@@ -219,7 +219,7 @@ def test_the_profile_of_a_damaged_job_file_is_still_read(tmp_path):
 
 def test_the_sdks_estimator_needs_no_second_code_of_mfa(configure, good, prompts):
     configure(WITH_CODE, "mfa")
-    assert account.check(good, request.dry_run(good, PROJECT)) == []
+    assert account.check(good, request.dry_run(good, PROJECT), PROJECT) == []
     session = estimator.session(good)
     assert session.boto_region_name == REGION and session.account_id() == ACCOUNT
     assert len(prompts) == 1

@@ -105,8 +105,6 @@ def odd_job(seed: int) -> dict[str, Any]:
 PLACES = places()
 COMMANDS = (
     ["preflight", "--offline"],
-    ["account"],
-    ["account", "--policy", "role"],
     ["submit", "--dry-run"],
 )
 

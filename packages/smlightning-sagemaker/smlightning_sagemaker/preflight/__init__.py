@@ -16,11 +16,11 @@ from smlightning_sagemaker.job.request import Destination
 from smlightning_sagemaker.preflight import (
     channels,
     cluster,
-    connections,
     hyperparameters,
     image,
     imports,
     members,
+    network,
     requirements,
     secrets,
     settings,
@@ -69,7 +69,7 @@ JOB_CHECKS: tuple[JobCheck, ...] = (
 )
 REQUEST_CHECKS: tuple[RequestCheck, ...] = (
     members.environment,
-    members.isolation,
+    network.isolated,
     members.partitions,
     secrets.visible,
     channels.addresses,
@@ -111,7 +111,6 @@ def run(
     *,
     offline: bool = False,
     accept: Collection[str] = (),
-    sender: str = "",
 ) -> list[Finding]:
     """All findings, errors first.
 
@@ -120,13 +119,12 @@ def run(
         project: whose src/ would be sent.
         offline: connect neither to AWS nor to a package index.
         accept: keys whose errors become warnings.
-        sender: name or ARN of the role that will send the job; empty: the caller.
     """
     from smlightning_sagemaker.preflight import account
 
-    findings, body = offline_checks(job, project)
-    findings += requirements.resolved(job, project, offline=offline)
-    if body and not offline:
-        outside = connections.connections(job, body, project)
-        findings += account.check(job, body, sender=sender, connections=outside)
+    destination, unanswered = (None, []) if offline else account.destination(job)
+    findings, body = offline_checks(job, project, destination)
+    findings += [*unanswered, *requirements.resolved(job, project, offline=offline)]
+    if body and destination:
+        findings += account.check(job, body, project)
     return ordered(findings, accept)

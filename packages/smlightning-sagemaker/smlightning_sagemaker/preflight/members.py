@@ -8,7 +8,6 @@ from typing import Any
 from smlightning_sagemaker.findings import Finding, error, warning
 from smlightning_sagemaker.job import aws, images, instances, launchers
 from smlightning_sagemaker.job.job import KEY_OF_MEMBER, Job, cure_for_misplaced_key
-from smlightning_sagemaker.preflight import connections
 from smlightning_sagemaker.preflight.secrets import texts
 from smlightning_sagemaker.preflight.settings import s3_address
 from smlightning_sagemaker.project import Project
@@ -130,17 +129,6 @@ def unusable(job: Job, project: Project) -> Iterator[Finding]:
         value, problem, cure = UNUSABLE.get(key.rpartition(".")[2], (None, "", ""))
         if value in ("", text):
             yield error(key, problem, cure)
-
-
-def isolation(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
-    """The processes of an isolated container connect to nothing beyond the job's hosts."""
-    if not request.get("EnableNetworkIsolation"):
-        return
-    for connection in connections.connections(job, request, project):
-        level = error if connection.needed else warning
-        problem = f"{connection.key} needs {connection.to}; an isolated container has no network"
-        cure = f"{connection.cure}, or set EnableNetworkIsolation to false"
-        yield level("request.EnableNetworkIsolation", problem, cure)
 
 
 def environment(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:

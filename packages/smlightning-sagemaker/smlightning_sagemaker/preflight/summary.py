@@ -35,7 +35,7 @@ def summary(job: Job, project: Project) -> str:
 def passed(results: Iterable[Finding], *, offline: bool = False) -> str:
     """The last line of preflight without errors; it says if no account was checked."""
     if offline:
-        return "preflight passed, without the account: permissions, quotas and S3 were not checked"
+        return "preflight passed, without the account: role, network and data were not checked"
     if any(finding.key == "AWS" and finding.level == "skipped" for finding in results):
         return "preflight passed, without the account: see AWS above"
     return "preflight passed"

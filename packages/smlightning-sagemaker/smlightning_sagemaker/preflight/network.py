@@ -1,0 +1,219 @@
+"""Checks whether the hosts of a job reach each other, S3 and the package index of pip.
+
+AWS takes a job whose network is closed; its hosts then hang or fail at the start, and are billed.
+"""
+
+import re
+from collections.abc import Iterator
+from ipaddress import ip_network
+from typing import Any
+from urllib.parse import urlsplit
+
+from smlightning_sagemaker.findings import Finding, error, warning
+from smlightning_sagemaker.job import aws, instances
+from smlightning_sagemaker.job.job import Job
+from smlightning_sagemaker.preflight import requirements
+from smlightning_sagemaker.project import Project
+
+Entries = list[dict[str, Any]]  # of an answer of EC2's: subnets, groups, rules, routes
+
+ALL_PORTS = (0, 65535)
+DEFAULT = "0.0.0.0/0"
+ADDRESS = re.compile(r"https?://[^\s\"']+")
+INDEXES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS")
+PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
+CODEARTIFACT = ("codeartifact.api", "codeartifact.repositories")  # its endpoints in a VPC
+# Hosts that are in nobody's VPC; another one may be.
+PUBLIC = ("pypi.org", "pythonhosted.org", "pytorch.org", "github.com")
+WITHOUT_INDEX = "put wheels into src/, with --no-index and --find-links, or into your own image"
+
+
+def hosts(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """The security groups let several hosts reach each other (sagemaker/latest/dg/train-vpc.html).
+
+    EFA needs rules for all traffic with the group itself, and one zone
+    (AWSEC2/latest/UserGuide/efa-start.html).
+    """
+    config, network = body["ResourceConfig"], body.get("VpcConfig")
+    if not network or config.get("InstanceCount", 1) == 1:
+        return
+    ec2 = aws.client("ec2", job.region)
+    subnets = ec2.describe_subnets(SubnetIds=network["Subnets"])["Subnets"]
+    names = network["SecurityGroupIds"]
+    groups = ec2.describe_security_groups(GroupIds=names)["SecurityGroups"]
+    with_efa = instances.efa(config.get("InstanceType", ""))
+    zones = sorted({subnet["AvailabilityZone"] for subnet in subnets})
+    if with_efa and len(zones) > 1:
+        problem = f"the subnets are in {' and '.join(zones)}, and EFA works within one zone"
+        yield warning("network.subnets", problem, "keep the subnets of one zone")
+    blocks = [subnet["CidrBlock"] for subnet in subnets if subnet.get("CidrBlock")]
+    for way, key in (("inbound", "IpPermissions"), ("outbound", "IpPermissionsEgress")):
+        rules = [rule for group in groups for rule in group[key]]
+        if any(lets_through(rule, names, blocks, with_efa) for rule in rules):
+            continue
+        # Without EFA, prefix lists, IPv6 or some ports may do.
+        level = error if with_efa or not rules else warning
+        yield level(
+            "network.security_groups",
+            f"{', '.join(names)} has no {way} rule that lets hosts reach each other: "
+            "the job would hang",
+            f"add an {way} rule for all traffic with the group itself",
+        )
+
+
+def lets_through(rule: dict[str, Any], groups: list[str], blocks: list[str], efa: bool) -> bool:
+    """Whether a rule of one of the hosts' groups lets the hosts through.
+
+    EFA needs all traffic with one of the groups; otherwise the subnets' addresses, and all ports
+    of TCP, are enough.
+    """
+    has_group = any(pair.get("GroupId") in groups for pair in rule.get("UserIdGroupPairs", []))
+    all_traffic = rule["IpProtocol"] == "-1"
+    if efa:
+        return has_group and all_traffic
+    ranges = [ip_network(item["CidrIp"]) for item in rule.get("IpRanges", [])]
+    has_addresses = bool(blocks) and all(
+        any(ip_network(block).subnet_of(allowed) for allowed in ranges)  # type: ignore[arg-type]
+        for block in blocks
+    )
+    all_tcp = rule["IpProtocol"] == "tcp" and (rule["FromPort"], rule["ToPort"]) == ALL_PORTS
+    return (has_group or has_addresses) and (all_traffic or all_tcp)
+
+
+def s3(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """Every subnet leads to S3, by NAT or an endpoint (sagemaker/latest/dg/train-vpc.html)."""
+    closed, endpoints = ways_out(job, body)
+    of_s3 = of_service(endpoints, "s3")
+    gateways = {endpoint["VpcEndpointId"] for endpoint in of_s3}
+    for subnet, routes in closed.items():
+        if has_addresses(of_s3) or gateways & set(map(gateway, routes)):
+            continue
+        # Other networks, to which its other routes lead, may have an endpoint.
+        level = warning if leads_elsewhere(routes) else error
+        problem = f"{subnet} has neither an endpoint for S3 nor a NAT gateway"
+        yield level(
+            "network.subnets", f"{problem}: hosts cannot read their data", "add one of them"
+        )
+
+
+def index(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """The subnets lead to the package index, which pip tries for minutes on each host."""
+    asked = indexes(job, body, project)
+    variables = body.get("Environment", {})
+    if not asked or body.get("EnableNetworkIsolation") or any(map(variables.get, PROXIES)):
+        return
+    closed, endpoints = ways_out(job, body)
+    repository = variables.get(requirements.CODEARTIFACT)
+    if repository:
+        is_reached = all(has_addresses(of_service(endpoints, name)) for name in CODEARTIFACT)
+        instead = f"endpoints for {' and '.join(CODEARTIFACT)}"
+    else:  # pip passes over an index that does not answer: one in the VPC may hold all
+        is_reached = not all(f".{host}".endswith(tuple(f".{p}" for p in PUBLIC)) for host in asked)
+        instead = "set PIP_INDEX_URL in [environment] to a host in your VPC"
+    if not closed or is_reached:
+        return
+    level = warning if any(map(leads_elsewhere, closed.values())) else error
+    yield level(
+        "network.subnets",
+        f"{requirements.key_of(project)} needs {asked[0]} (pip), but no route leads there from "
+        f"{', '.join(closed)}",
+        f"add a NAT gateway, or {instead}, or {WITHOUT_INDEX}",
+    )
+
+
+def isolated(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """An isolated container has no network, so pip reaches no index; this check asks nobody.
+
+    See sagemaker/latest/dg/mkt-algo-model-internet-free.html.
+    """
+    if body.get("EnableNetworkIsolation") and (asked := indexes(job, body, project)):
+        problem = f"{requirements.key_of(project)} needs {asked[0]} (pip)"
+        yield error(
+            "request.EnableNetworkIsolation",
+            f"{problem}; an isolated container has no network",
+            f"{WITHOUT_INDEX}, or set EnableNetworkIsolation to false",
+        )
+
+
+def indexes(job: Job, body: dict[str, Any], project: Project) -> list[str]:
+    """Hosts that pip asks for packages in the container; none if it needs no index."""
+    if not requirements.asks_an_index(job, project):
+        return []
+    variables = {name: str(value) for name, value in body.get("Environment", {}).items()}
+    if requirements.CODEARTIFACT in variables:
+        return ["CodeArtifact"]
+    texts = [variables.get(name, "") for name in INDEXES]
+    texts += requirements.lines(project.requirements)
+    found = [host_of(address) for text in texts for address in ADDRESS.findall(text)]
+    return [host for host in found if host] or ["pypi.org"]
+
+
+def host_of(address: str) -> str:
+    """The host of an address; empty where it has none."""
+    try:
+        return urlsplit(address).hostname or ""
+    except ValueError:  # such as "http://["
+        return ""
+
+
+def ways_out(job: Job, body: dict[str, Any]) -> tuple[dict[str, Entries], Entries]:
+    """ID of each subnet without a route to the internet → its routes; and the VPC's endpoints.
+
+    A subnet without routes is in a VPC that another account shares, which AWS may not show.
+    """
+    network = body.get("VpcConfig")
+    if not network:
+        return {}, []
+    ec2 = aws.client("ec2", job.region)
+    subnets = ec2.describe_subnets(SubnetIds=network["Subnets"])["Subnets"]
+    vpcs = sorted({subnet["VpcId"] for subnet in subnets})
+    within = {"Filters": [{"Name": "vpc-id", "Values": vpcs}]}
+    tables = ec2.describe_route_tables(**within)["RouteTables"]
+    uses = [(use, table["Routes"]) for table in tables for use in table["Associations"]]
+    own = {use["SubnetId"]: routes for use, routes in uses if "SubnetId" in use}
+    main = {table["VpcId"]: table["Routes"] for table in tables if is_main(table)}
+    closed = {}
+    for subnet in subnets:
+        name = subnet["SubnetId"]
+        routes = own.get(name) or main.get(subnet["VpcId"], [])
+        if routes and not leads_to_internet(routes):
+            closed[name] = routes
+    return closed, ec2.describe_vpc_endpoints(**within)["VpcEndpoints"] if closed else []
+
+
+def is_main(table: dict[str, Any]) -> bool:
+    """Whether a table of routes is that of subnets without one of their own."""
+    return any(use.get("Main") for use in table["Associations"])
+
+
+def of_service(endpoints: Entries, service: str) -> Entries:
+    """The endpoints whose name ends with ``service``, such as `s3`."""
+    return [each for each in endpoints if each.get("ServiceName", "").endswith(f".{service}")]
+
+
+def has_addresses(endpoints: Entries) -> bool:
+    """Whether one of these endpoints has addresses in the VPC; routes lead to the others."""
+    return any(endpoint.get("SubnetIds") for endpoint in endpoints)
+
+
+def gateway(route: dict[str, Any]) -> str:
+    """The ID of the gateway that a route leads to; its prefix is its kind."""
+    return str(route.get("GatewayId", ""))
+
+
+def leads_to_internet(routes: Entries) -> bool:
+    """Whether there is a default route other than through an internet gateway (igw-).
+
+    SageMaker's hosts have no public address, so an internet gateway does not forward their traffic.
+    """
+    default = [route for route in routes if route.get("DestinationCidrBlock") == DEFAULT]
+    return any(not gateway(route).startswith("igw-") for route in default)
+
+
+def leads_elsewhere(routes: Entries) -> bool:
+    """Whether a route leads to networks other than the VPC and the internet."""
+    return any(
+        not gateway(route).startswith(("local", "igw-", "vpce-"))
+        and not (route.get("NatGatewayId") and route.get("DestinationCidrBlock") == DEFAULT)
+        for route in routes
+    )

@@ -1,0 +1,266 @@
+"""Checks what the job's role lacks for its data, model, checkpoints, keys and secrets.
+
+The role is used only after the start: a job whose role may not write the model fails when it ends.
+IAM's own simulation decides (IAM/latest/APIReference/API_SimulatePrincipalPolicy.html); it reads
+neither a bucket's nor a key's own policy.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from smlightning import stored_secrets
+from smlightning_sagemaker.findings import Finding, error, warning
+from smlightning_sagemaker.job import aws
+from smlightning_sagemaker.job.job import Job
+from smlightning_sagemaker.project import Project
+
+# Actions of the role, and what the job needs each one for. These are in infra/role-policy.json.
+PURPOSES = {
+    "s3:GetObject": "read its code, data and checkpoints",
+    "s3:ListBucket": "read its code, data and checkpoints",
+    "s3:PutObject": "store its model and checkpoints",
+    "s3:DeleteObject": "delete old checkpoints",
+    "kms:Decrypt": "read what this key encrypts",
+    "kms:GenerateDataKey": "store its model and checkpoints under this key",
+    "kms:CreateGrant": "encrypt the hosts' disks",
+    "secretsmanager:GetSecretValue": "read its secrets",
+    "ssm:GetParameter": "read its secrets",
+}
+WRITING = "s3:PutObject"  # a job without it runs to its end, and loses everything
+# S3 Express and access points: their ARNs have other forms (userguide/access-points-naming.html).
+OTHER_BUCKET = re.compile(r"arn:.*|.*(--x-s3|--xa-s3|-s3alias)")
+
+Needs = Mapping[str, list[str]]  # action → ARNs that it is done on
+
+
+def storage(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """The role may read data and code, and write model and checkpoints.
+
+    See sagemaker/latest/dg/sagemaker-roles.html, model-checkpoints.html and, for keys that begin
+    with an address, API_S3DataSource.
+    """
+    read, written, kept = places(body)
+    everything = [*read, *written]
+    needs = {
+        "s3:GetObject": everything,
+        "s3:ListBucket": [place.partition("/")[0] for place in everything],
+        "s3:PutObject": written,
+        "s3:DeleteObject": kept,
+    }
+    yield from denied(job, body, needs)
+
+
+def places(body: dict[str, Any]) -> tuple[list[str], list[str], list[str]]:
+    """ARNs of the objects that the job reads, of those that it writes, and of its checkpoints."""
+    sources = [
+        channel.get("DataSource", {}).get("S3DataSource", {})
+        for channel in body.get("InputDataConfig", [])
+    ]
+    read = [
+        # A manifest is one object; which objects it lists is not known here.
+        ("" if str(source.get("S3DataType", "")).endswith("ManifestFile") else "*", source["S3Uri"])
+        for source in sources
+        if "S3Uri" in source
+    ]
+    output = body["OutputDataConfig"]["S3OutputPath"].rstrip("/")
+    model = arns(body, ("/*", f"{output}/{body['TrainingJobName']}"))
+    checkpoints = body.get("CheckpointConfig", {}).get("S3Uri", "")
+    kept = arns(body, ("/*", checkpoints.rstrip("/")))
+    return arns(body, *read), [*model, *kept], kept
+
+
+def arns(body: dict[str, Any], *addresses: tuple[str, str]) -> list[str]:
+    """ARNs of objects in ordinary buckets, from the end of their keys and an S3 address."""
+    partition = body["RoleArn"].split(":")[1]
+    return [
+        f"arn:{partition}:s3:::{uri.removeprefix('s3://')}{rest}"
+        for rest, uri in addresses
+        if aws.s3_uri(uri) and not OTHER_BUCKET.fullmatch(aws.s3_location(uri)[0])
+    ]
+
+
+def keys(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """The role may use the KMS keys that the request names, and the buckets' own.
+
+    See AmazonS3/latest/userguide/UsingKMSEncryption.html, sagemaker/latest/dg/sagemaker-roles.html.
+    """
+    read, written, _ = places(body)
+    reading, writing = ["kms:Decrypt"], ["kms:GenerateDataKey", "kms:Decrypt"]
+    used = [
+        ("request.OutputDataConfig.KmsKeyId", body["OutputDataConfig"].get("KmsKeyId"), writing),
+        (
+            "request.ResourceConfig.VolumeKmsKeyId",
+            body["ResourceConfig"].get("VolumeKmsKeyId"),
+            ["kms:CreateGrant"],
+        ),
+    ]
+    for places_of, actions in ((read, reading), (written, writing)):
+        for name in dict.fromkeys(place.split(":::")[1].partition("/")[0] for place in places_of):
+            used.append((f"bucket {name}", bucket_key(job, name), actions))
+    needs: dict[str, list[str]] = {}
+    for where, name, actions in used:
+        if not name:
+            continue
+        key = aws.client("kms", job.region).describe_key(KeyId=name)["KeyMetadata"]
+        if key["KeyState"] != "Enabled":
+            problem = f"KMS key {name} of {where} is {key['KeyState']}"
+            yield error(where, problem, "enable the key, or use another one")
+        elif key["KeyManager"] != "AWS":  # which serves the whole account
+            for action in actions:
+                needs.setdefault(action, []).append(key["Arn"])
+    yield from denied(job, body, needs)
+
+
+def bucket_key(job: Job, name: str) -> str:
+    """The KMS key that encrypts a bucket's objects by default; empty: S3's own, or no bucket."""
+    from botocore.exceptions import ClientError
+
+    try:
+        answer = aws.client("s3", job.region).get_bucket_encryption(Bucket=name)
+    except ClientError as failure:
+        if aws.code(failure).endswith(("NotFoundError", "NoSuchBucket")):
+            return ""
+        raise
+    rules = answer["ServerSideEncryptionConfiguration"]["Rules"]
+    defaults = [rule.get("ApplyServerSideEncryptionByDefault", {}) for rule in rules]
+    return next((one["KMSMasterKeyID"] for one in defaults if "KMSMasterKeyID" in one), "")
+
+
+def secrets(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """The role may read the job's secrets, which exist; nothing here reads their values.
+
+    See secretsmanager/latest/userguide/auth-and-access_examples.html and
+    systems-manager/latest/userguide/sysman-paramstore-access.html.
+    """
+    texts = {"hub_token_secret": job.hub_token_secret} if job.hub_token_secret else {}
+    texts |= {f"secrets.{variable}": text for variable, text in job.secrets.items()}
+    needs: dict[str, list[str]] = {}
+    for key, text in texts.items():
+        reference = stored_secrets.parse(text)
+        try:
+            action, arn = secret(job, body, reference)
+        except LookupError:
+            yield error(key, f"{reference.name} does not exist", "create it, or correct the name")
+        else:
+            needs.setdefault(action, []).append(arn)
+    yield from denied(job, body, needs)
+
+
+def secret(job: Job, body: dict[str, Any], reference: stored_secrets.Reference) -> tuple[str, str]:
+    """The action that reads a secret, and the secret's ARN.
+
+    Raises:
+        LookupError: there is no such secret, or it is to be deleted.
+    """
+    from botocore.exceptions import ClientError
+
+    region = reference.region or job.region
+    if reference.is_parameter:
+        wanted = [{"Key": "Name", "Values": [reference.name]}]
+        parameters = aws.client("ssm", region).describe_parameters(ParameterFilters=wanted)
+        if not parameters["Parameters"]:
+            raise LookupError
+        _, partition, _, _, account, _ = body["RoleArn"].split(":", 5)
+        name = reference.name.lstrip("/")
+        return "ssm:GetParameter", f"arn:{partition}:ssm:{region}:{account}:parameter/{name}"
+    try:
+        found = aws.client("secretsmanager", region).describe_secret(SecretId=reference.name)
+    except ClientError as failure:
+        if aws.code(failure) == "ResourceNotFoundException":
+            raise LookupError from failure
+        raise
+    if "DeletedDate" in found:
+        raise LookupError
+    return "secretsmanager:GetSecretValue", found["ARN"]
+
+
+def denied(job: Job, body: dict[str, Any], needs: Needs) -> Iterator[Finding]:
+    """A finding for each action that IAM's simulation denies the role.
+
+    An explicit denial is an error, since no other policy overrides it
+    (IAM/latest/UserGuide/reference_policies_evaluation-logic.html). IAM does not report which keys
+    a service control policy misses (API_EvaluationResult), so its denial is a warning.
+    """
+    iam, arn = aws.client("iam", job.region), body["RoleArn"]
+    for action, resources in needs.items():
+        if not resources:
+            continue
+        refused = [
+            answer
+            for answer in simulated(iam, arn, action, resources, job.region)
+            if answer["EvalResourceDecision"] != "allowed"
+        ]
+        if not refused:
+            continue
+        where = ", ".join(answer["EvalResourceName"] for answer in refused)
+        key, name = f"role.{action}", arn.rpartition("/")[2]
+        problem = f"{name} may not {action} on {where}, so the job cannot {PURPOSES[action]}"
+        unknown = {name for answer in refused for name in answer.get("MissingContextValues", [])}
+        if any(map(is_limited, refused)):
+            limit = "a service control policy or the permissions boundary denies it"
+            yield warning(key, f"{problem}: {limit}", "ask the account's administrators")
+        elif unknown:
+            condition = f"unless a condition on {', '.join(sorted(unknown))} holds"
+            yield warning(key, f"{problem}, {condition}", "check that this job fulfils it")
+        elif action == WRITING or any(is_explicit(answer) for answer in refused):
+            yield error(key, problem, "allow it as infra/role-policy.json does")
+        else:
+            cure = "allow it as infra/role-policy.json does, unless the resource's own policy does"
+            yield warning(key, problem, cure)
+
+
+def is_explicit(answer: dict[str, Any]) -> bool:
+    return bool(answer["EvalResourceDecision"] == "explicitDeny")
+
+
+def is_limited(answer: dict[str, Any]) -> bool:
+    """Whether a service control policy or a permissions boundary denies the action."""
+    by_organisation = answer.get("OrganizationsDecisionDetail", {})
+    by_boundary = answer.get("PermissionsBoundaryDecisionDetail", {})
+    return not (
+        by_organisation.get("AllowedByOrganizations", True)
+        and by_boundary.get("AllowedByPermissionsBoundary", True)
+    )
+
+
+def simulated(
+    iam: Any, arn: str, action: str, resources: list[str], region: str
+) -> Iterator[dict[str, Any]]:
+    """IAM's answer for each resource: EvaluationResult and ResourceSpecificResult in one."""
+    question = {
+        "PolicySourceArn": arn,
+        "ActionNames": [action],
+        "ResourceArns": list(dict.fromkeys(resources)),
+        "ContextEntries": context_of_call(arn, action, region),
+    }
+    for page in iam.get_paginator("simulate_principal_policy").paginate(**question):
+        for result in page["EvaluationResults"]:
+            whole = {**result, "EvalResourceDecision": result["EvalDecision"]}
+            for one in result.get("ResourceSpecificResults") or [whole]:
+                yield {**whole, **one}
+
+
+def context_of_call(arn: str, action: str, region: str) -> list[dict[str, Any]]:
+    """Keys of the context that each call has, and that policies often use.
+
+    See IAM/latest/UserGuide/reference_policies_condition-keys.html, and for keys of KMS
+    kms/latest/developerguide/conditions-kms.html.
+    """
+    values: dict[str, str | bool] = {
+        "aws:PrincipalAccount": arn.split(":")[4],
+        "aws:PrincipalArn": arn,
+        "aws:RequestedRegion": region,
+        "aws:SecureTransport": True,
+        "aws:ViaAWSService": action.startswith("kms:"),
+    }
+    if action in ("kms:Decrypt", "kms:GenerateDataKey"):  # S3 calls it for the job
+        values["kms:ViaService"] = f"s3.{region}.{aws.dns_suffix(region)}"
+    return [
+        {
+            "ContextKeyName": key,
+            "ContextKeyType": "boolean" if isinstance(value, bool) else "string",
+            "ContextKeyValues": [str(value).lower() if isinstance(value, bool) else value],
+        }
+        for key, value in values.items()
+    ]

@@ -1,0 +1,43 @@
+"""The price of a job: AWS's answer, and none."""
+
+import json
+import socket
+import time
+
+from moto_account import REGION, record
+from smlightning_sagemaker.job import price
+
+pytest_plugins = "moto_account"
+
+
+def test_price_is_what_the_service_returns_for_training(aws, good, monkeypatch):
+    def product(kind: str, dollars: str) -> str:
+        terms = {"OnDemand": {"a": {"priceDimensions": {"b": {"pricePerUnit": {"USD": dollars}}}}}}
+        return json.dumps({"product": {"attributes": {"platoinstancetype": kind}}, "terms": terms})
+
+    asked = record(
+        monkeypatch,
+        GetProducts={"PriceList": [product("Hosting", "9"), product("Training", "2.5")]},
+    )
+    made_of = "2 instances × 4 h (max_run_s) × 2.5 USD"
+    assert price.cost(good) == f"cost    5.00 USD an hour, at most 20.00 USD: {made_of}"
+    wanted = {
+        "productFamily": "ML Instance",
+        "regionCode": REGION,
+        "instanceName": "ml.p4d.24xlarge",
+    }
+    assert {f["Field"]: f["Value"] for f in asked["GetProducts"]["Filters"]} == wanted
+
+
+def test_a_price_list_that_does_not_answer_costs_seconds(good, monkeypatch):
+    """As in a network that has no way to AWS's price list: the server accepts and never answers."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    monkeypatch.setattr(price, "PATIENCE_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setenv("AWS_ENDPOINT_URL_PRICING", address)
+        began = time.monotonic()
+        said = price.cost(good)
+        assert time.monotonic() - began < 15  # boto3 waits 20 s for an answer
+    assert "not known" in said

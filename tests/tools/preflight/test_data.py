@@ -1,0 +1,74 @@
+"""Preflight finds a job's data and buckets, as SageMaker does only after the start."""
+
+from typing import Any
+
+import boto3
+import pytest
+
+from moto_account import findings, levels, record, refusal
+from smlightning_sagemaker.job.job import Channel, Job
+
+pytest_plugins = "moto_account"
+
+
+def put(aws: boto3.Session, name: str) -> None:
+    aws.client("s3").put_object(Bucket="language-id", Key=name, Body=b"text")
+
+
+def of_training(job: Job, channel: Channel) -> Job:
+    options = {**job.hyperparameters, "dataset": "training"}
+    return job.replace(channels={"training": channel}, hyperparameters=options)
+
+
+def test_buckets_are_in_the_jobs_region_and_channels_have_data(aws, good):
+    s3 = aws.client("s3")
+    far = {"LocationConstraint": "eu-west-1"}
+    boto3.client("s3", "eu-west-1").create_bucket(Bucket="far-away", CreateBucketConfiguration=far)
+    put(aws, "data/train.csv")
+    s3.put_object(Bucket="language-id", Key="marker/", Body=b"")
+    channels: dict[str, Any] = {
+        "training": "s3://language-id/data/",
+        "empty": "s3://language-id/marker/",
+        "none": "s3://absent-bucket/x",
+    }
+    found = findings(good.replace(channels=channels, checkpoint_s3="s3://far-away/x"))
+    assert [str(each).split(";")[0] for each in found] == [
+        "error   channels.empty: there is no data at s3://language-id/marker/",
+        "error   channels.none: bucket absent-bucket does not exist",
+        "error   checkpoint_s3: bucket far-away is in eu-west-1, the job in us-east-1",
+    ]
+
+
+def test_only_sagemakers_default_bucket_may_be_missing(aws, good):
+    """`submit` creates it."""
+    assert levels(good.replace(bucket="")) == []
+    elsewhere = {"OutputDataConfig": {"S3OutputPath": "s3://absent-bucket/x"}}
+    assert levels(good.replace(request=elsewhere)) == [
+        ("error", "request.OutputDataConfig.S3OutputPath")
+    ]
+
+
+def test_a_bucket_that_these_credentials_may_not_see_is_skipped(good, monkeypatch, aws):
+    record(monkeypatch, HeadBucket=refusal("403", "HeadBucket"))
+    assert ("skipped", "bucket") in levels(good)
+
+
+@pytest.mark.parametrize("address", ["s3://language-id/train", "s3://language-id/train/"])
+def test_an_address_that_matches_another_folder_is_a_warning(aws, good, address):
+    put(aws, "train/a.csv")
+    job = of_training(good, address)
+    assert findings(job) == []
+    put(aws, "train_old/a.csv")
+    if address.endswith("/"):
+        assert findings(job) == []
+    else:
+        (finding,) = findings(job)
+        assert finding.level == "warning" and "train_old" in finding.problem
+        assert '"s3://language-id/train/"' in finding.cure
+
+
+def test_an_empty_folder_to_resume_from_is_a_warning(aws, good):
+    job = good.replace(checkpoint_s3="s3://language-id/runs/frist/")
+    assert levels(job) == [("warning", "checkpoint_s3")]
+    put(aws, "runs/frist/last.ckpt")
+    assert levels(job) == []

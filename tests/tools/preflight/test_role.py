@@ -1,0 +1,181 @@
+"""Preflight finds what the job's role lacks, from the answers of IAM's simulation.
+
+The answers have the form that AWS documents; only AWS's own simulator can prove them.
+"""
+
+from typing import Any
+
+import pytest
+
+from moto_account import ACCOUNT, REGION, findings, levels, record, refusal, simulated
+from smlightning_sagemaker.preflight import role
+
+pytest_plugins = "moto_account"
+
+
+@pytest.fixture
+def asked(aws, monkeypatch) -> dict[str, dict[str, Any]]:
+    """The question of IAM's simulation for each action; everything is allowed."""
+    questions: dict[str, dict[str, Any]] = {}
+
+    def answer(arguments: dict[str, Any]) -> dict[str, Any]:
+        questions[arguments["ActionNames"][0]] = arguments
+        return simulated()(arguments)
+
+    record(monkeypatch, SimulatePrincipalPolicy=answer)
+    return questions
+
+
+def test_the_role_is_asked_for_data_model_and_checkpoints(aws, good, asked):
+    aws.client("s3").put_object(Bucket="language-id", Key="data/x", Body=b"x")
+    channels = {"training": "s3://language-id/data"}
+    assert findings(good.replace(channels=channels)) == []
+    assert {question["PolicySourceArn"] for question in asked.values()} == {good.role}
+    data, *own = asked["s3:GetObject"]["ResourceArns"]
+    assert data == "arn:aws:s3:::language-id/data*"
+    assert own == asked["s3:PutObject"]["ResourceArns"]
+    assert [arn.startswith("arn:aws:s3:::language-id/language-id-") for arn in own] == [True, True]
+    assert asked["s3:DeleteObject"]["ResourceArns"] == own[1:] and "/checkpoints/" in own[1]
+    assert asked["s3:ListBucket"]["ResourceArns"] == ["arn:aws:s3:::language-id"]
+
+
+def test_addresses_of_access_points_and_directory_buckets_are_not_simulated(aws, good, asked):
+    point = f"s3://arn:aws:s3:{REGION}:{ACCOUNT}:accesspoint/one/x"
+    channels = {"one": point, "two": "s3://words--use1-az4--x-s3/x"}
+    findings(good.replace(channels=channels))
+    assert len(asked["s3:GetObject"]["ResourceArns"]) == 2  # model and checkpoints
+
+
+@pytest.mark.parametrize(
+    ("action", "decision", "details", "level"),
+    [
+        ("s3:PutObject", "implicitDeny", {}, "error"),  # the model is lost when the job ends
+        ("s3:GetObject", "explicitDeny", {}, "error"),  # no other policy overrides it
+        ("s3:GetObject", "implicitDeny", {}, "warning"),  # the bucket's own policy may allow it
+        ("s3:PutObject", "implicitDeny", {"MissingContextValues": ["aws:SourceVpce"]}, "warning"),
+        (
+            "s3:PutObject",
+            "explicitDeny",
+            {"OrganizationsDecisionDetail": {"AllowedByOrganizations": False}},
+            "warning",
+        ),
+        (
+            "s3:PutObject",
+            "implicitDeny",
+            {"PermissionsBoundaryDecisionDetail": {"AllowedByPermissionsBoundary": False}},
+            "warning",
+        ),
+    ],
+)
+def test_a_denied_action_is_a_finding(aws, good, monkeypatch, action, decision, details, level):
+    record(monkeypatch, SimulatePrincipalPolicy=simulated(action, decision=decision, **details))
+    (finding,) = findings(good)
+    assert (finding.level, finding.key) == (level, f"role.{action}")
+    assert finding.problem.startswith(f"training may not {action} on arn:aws:s3:::language-id")
+
+
+def test_only_the_denied_resource_is_named(aws, good, monkeypatch):
+    aws.client("s3").create_bucket(Bucket="words-data")
+    aws.client("s3").put_object(Bucket="words-data", Key="x", Body=b"x")
+
+    def answer(arguments: dict[str, Any]) -> dict[str, Any]:
+        answered = simulated()(arguments)
+        for one in answered["EvaluationResults"][0]["ResourceSpecificResults"]:
+            if "words-data" in one["EvalResourceName"]:
+                one["EvalResourceDecision"] = "implicitDeny"
+        return answered
+
+    record(monkeypatch, SimulatePrincipalPolicy=answer)
+    reading, listing = findings(good.replace(channels={"training": "s3://words-data/"}))
+    assert "may not s3:GetObject on arn:aws:s3:::words-data/*," in reading.problem
+    assert "may not s3:ListBucket on arn:aws:s3:::words-data," in listing.problem
+
+
+@pytest.fixture
+def key(aws) -> str:
+    return str(aws.client("kms").create_key()["KeyMetadata"]["Arn"])
+
+
+def encrypted(aws, key: str) -> None:
+    """Let a customer's key encrypt the bucket by default."""
+    default = {"SSEAlgorithm": "aws:kms", "KMSMasterKeyID": key}
+    aws.client("s3").put_bucket_encryption(
+        Bucket="language-id",
+        ServerSideEncryptionConfiguration={
+            "Rules": [{"ApplyServerSideEncryptionByDefault": default}]
+        },
+    )
+
+
+def test_the_buckets_own_key_is_asked_for(aws, good, asked, key):
+    findings(good)
+    assert not [action for action in asked if action.startswith("kms:")]
+    encrypted(aws, key)
+    assert findings(good) == []
+    for action in ("kms:GenerateDataKey", "kms:Decrypt"):
+        assert asked[action]["ResourceArns"] == [key]
+        context = {
+            entry["ContextKeyName"]: entry["ContextKeyValues"]
+            for entry in asked[action]["ContextEntries"]
+        }
+        assert context["kms:ViaService"] == [f"s3.{REGION}.amazonaws.com"]
+
+
+def test_the_requests_keys_are_asked_for_by_their_arn(aws, good, asked, key):
+    aws.client("kms").create_alias(AliasName="alias/team", TargetKeyId=key)
+    keys = {
+        "OutputDataConfig": {"KmsKeyId": "alias/team"},
+        "ResourceConfig": {"VolumeKmsKeyId": key},
+    }
+    assert findings(good.replace(request=keys)) == []
+    assert asked["kms:GenerateDataKey"]["ResourceArns"] == [key]
+    assert asked["kms:CreateGrant"]["ResourceArns"] == [key]
+
+
+def test_a_disabled_key_is_an_error(aws, good, key):
+    encrypted(aws, key)
+    aws.client("kms").disable_key(KeyId=key.rpartition("/")[2])
+    (finding,) = findings(good)
+    assert finding.level == "error" and "is Disabled" in finding.problem
+
+
+def test_a_denied_key_is_a_warning_since_its_own_policy_may_allow_it(aws, good, monkeypatch, key):
+    encrypted(aws, key)
+    record(monkeypatch, SimulatePrincipalPolicy=simulated("kms:GenerateDataKey"))
+    assert levels(good) == [("warning", "role.kms:GenerateDataKey")]
+
+
+def test_a_secret_exists_and_the_role_may_read_it(aws, good, asked):
+    store = aws.client("secretsmanager")
+    job = good.replace(secrets={"WANDB_API_KEY": "words/wandb:key"})
+    assert levels(job) == [("error", "secrets.WANDB_API_KEY")]
+    arn = store.create_secret(Name="words/wandb", SecretString="x")["ARN"]
+    assert levels(job) == []
+    assert asked["secretsmanager:GetSecretValue"]["ResourceArns"] == [arn]
+    store.delete_secret(SecretId="words/wandb")
+    assert levels(job) == [("error", "secrets.WANDB_API_KEY")]
+
+
+def test_a_parameter_exists_and_the_role_may_read_it(aws, good, asked):
+    job = good.replace(hub_token_secret="ssm:/words/hub")  # noqa: S106
+    assert levels(job) == [("error", "hub_token_secret")]
+    aws.client("ssm").put_parameter(Name="/words/hub", Value="x", Type="SecureString")
+    assert levels(job) == []
+    (arn,) = asked["ssm:GetParameter"]["ResourceArns"]
+    assert arn == f"arn:aws:ssm:{REGION}:{ACCOUNT}:parameter/words/hub"
+
+
+def test_a_denied_simulation_is_skipped(aws, good, monkeypatch):
+    denied = refusal("AccessDenied", "SimulatePrincipalPolicy")
+    record(monkeypatch, SimulatePrincipalPolicy=denied)
+    assert levels(good) == [("skipped", "role")]
+
+
+def test_every_simulated_action_has_a_purpose(aws, good, asked, key):
+    encrypted(aws, key)
+    aws.client("secretsmanager").create_secret(Name="words/db", SecretString="x")
+    aws.client("ssm").put_parameter(Name="api", Value="x", Type="String")
+    secrets = {"DB": "words/db", "API": "ssm:api"}
+    config = {"ResourceConfig": {"VolumeKmsKeyId": key}}
+    assert findings(good.replace(secrets=secrets, request=config)) == []
+    assert asked.keys() == role.PURPOSES.keys()
