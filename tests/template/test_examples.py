@@ -46,9 +46,7 @@ def example(name: str, tmp_path_factory: pytest.TempPathFactory) -> Project:
 CONTRACT = ["python", "-m", "pytest", "-n", "0", "tests/test_contract.py", "--basetemp"]
 
 
-def test_an_example_resumes_saves_and_answers(
-    example: Project, name: str, tmp_path: Path
-) -> None:
+def test_an_example_resumes_saves_and_answers(example: Project, name: str, tmp_path: Path) -> None:
     """The contract's tests of one rank."""
     slow = "reaches_one or ranks_agree or rehearsal or changes_something"
     if name == "lora":

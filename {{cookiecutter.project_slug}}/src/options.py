@@ -55,9 +55,7 @@ class Options(TrainerOptions):
         "bytecnn", "bytecnn, or a Hugging Face sequence classifier by name or path", resume="data"
     )
     max_length: PositiveInt = option(256, "tokens of a text; longer texts are cut", resume="data")
-    lr: PositiveFloat = option(
-        2e-3, "highest learning rate; to fine-tune 2e-5", resume="optimizer"
-    )
+    lr: PositiveFloat = option(2e-3, "highest learning rate; to fine-tune 2e-5", resume="optimizer")
     weight_decay: NonNegativeFloat = option(
         0.01, "weight decay of AdamW, only for matrices", resume="optimizer"
     )

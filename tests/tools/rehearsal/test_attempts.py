@@ -44,11 +44,11 @@ def test_a_host_is_lost_only_once_a_checkpoint_is_complete(tmp_path: Path) -> No
     torch.save(torch.zeros(1000), file)
     whole = file.getvalue()
     half = whole[:2000]
-    written = [(".x.ckpt", whole), ("1.shard", whole), ("1.pt", b""), ("1.pt", half)]
-    for name, content in [*written, ("1.pt", whole), ("2.pth", half), ("2.pth", b"others")]:
+    written = [(".x.ckpt", whole), ("1.shard", whole), ("1.ckpt", b""), ("1.ckpt", half)]
+    for name, content in [*written, ("1.ckpt", whole), ("2.ckpt", half), ("2.ckpt", b"others")]:
         (checkpoints / name).write_bytes(content)
         may = faults.may_interrupt(Fault(LOSE_HOST, 1), tmp_path, hosts)
-        assert may == (content in (whole, b"others") and name in ("1.pt", "2.pth")), name
+        assert may == (content in (whole, b"others") and name in ("1.ckpt", "2.ckpt")), name
     for content in (half, whole):
         (checkpoints / "3.ckpt" / "sharded").mkdir(parents=True, exist_ok=True)
         (checkpoints / "3.ckpt" / "sharded" / "__0_0.pt").write_bytes(content)

@@ -33,8 +33,6 @@ CHECKPOINTS = "checkpoints/"  # below /opt/ml: what it keeps all the time, the s
 LISTED = 3  # files in a detail
 FAILED_BEFORE = "the job failed before"
 NO_CHECKPOINTS = "the job keeps no checkpoints"
-SHARDED = "sharded"  # as stubs/rehearsal_process.py notes weights of which a rank has its shard
-SHARDED_WEIGHTS = "each rank has its shard, and they are not compared"
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,7 @@ def judge_interruption(plan: Plan, interrupted: Attempt) -> list[Check]:
 
 def judge_restart(restarted: Attempt, undisturbed: Attempt, interrupted: Attempt) -> list[Check]:
     """Whether a restarted attempt resumed, and ended like an undisturbed one."""
-    resumes = resumes_from_checkpoint(restarted, undisturbed, interrupted)
+    resumes = resumes_from_checkpoint(restarted, interrupted)
     return [
         with_cure("resumes-from-checkpoint", resumes),
         with_cure("weights-as-undisturbed", weights_as_undisturbed(restarted, undisturbed)),
@@ -296,8 +294,6 @@ def weights_identical(plan: Plan, attempt: Attempt) -> Conclusion:
     if not by_weights or None in by_weights:
         return incomplete(attempt, f"ranks {by_weights.get(None, 'all')} ended without weights")
     details = [f"{weights} on ranks {ranks}" for weights, ranks in by_weights.items()]
-    if SHARDED in by_weights:
-        return Conclusion(SKIPPED, SHARDED_WEIGHTS)
     if len(by_weights) > 1:  # ranks that failed did so at different steps
         return incomplete(attempt, "; ".join(details))
     return Conclusion(PASSED, "; ".join(details))
@@ -454,21 +450,12 @@ def resuming_is_untested(plan: Plan, attempt: Attempt) -> Conclusion:
     return Conclusion(SKIPPED, f"no host was stopped; --stop-host {plan.hosts} tests it")
 
 
-def resumes_from_checkpoint(
-    restarted: Attempt, undisturbed: Attempt, interrupted: Attempt
-) -> Conclusion:
-    """All ranks began after a checkpoint's step, with something left to train.
-
-    Without Lightning's Trainer, the steps that the undisturbed job took in addition come before.
-    """
-    whole = max((rank.steps for rank in undisturbed.ranks), default=0)
-    steps = set()
-    for rank in restarted.ranks:
-        steps.add(whole - rank.steps if rank.first_step is None else rank.first_step)
+def resumes_from_checkpoint(restarted: Attempt, interrupted: Attempt) -> Conclusion:
+    """All ranks began after a checkpoint's step, with something left to train."""
+    steps = {rank.first_step for rank in restarted.ranks if rank.first_step is not None}
     if not steps:
         return incomplete(restarted, "no rank took a step after the restart")
-    trained = [rank.steps if rank.first_step is None else rank.batches for rank in restarted.ranks]
-    if not any(trained):
+    if not any(rank.batches for rank in restarted.ranks):
         cure = "interrupt a longer run: --batches, or -- --epochs"
         return Conclusion(FAILED, f"nothing was left to train when it restarted; {cure}")
     detail = f"after step {' or '.join(map(str, sorted(steps)))}"
@@ -482,8 +469,6 @@ def weights_as_undisturbed(restarted: Attempt, undisturbed: Attempt) -> Conclusi
     """The weights are those of the undisturbed job."""
     again = {rank.weights or "none" for rank in restarted.ranks}
     before = {rank.weights or "none" for rank in undisturbed.ranks}
-    if SHARDED in again | before:
-        return Conclusion(SKIPPED, SHARDED_WEIGHTS)
     equal = again == before and len(again) == 1 and "none" not in again
     detail = f"{', '.join(sorted(again))} restarted and {', '.join(sorted(before))} undisturbed"
     return Conclusion(PASSED, detail) if equal else incomplete(restarted, detail)
@@ -585,7 +570,6 @@ FROM_THE_LAUNCHER = (
 )
 # A check, words of its detail, and what to do.
 CURES = (
-    ("hosts-succeeded", "torchrun's store", FROM_THE_LAUNCHER),
     (
         "hosts-succeeded",
         "unrecognized arguments|expected .* argument|invalid .* value",
@@ -601,16 +585,15 @@ CURES = (
     (
         "world-size",
         "",
-        "start the ranks by torch_distributed, and let them join as RANK, WORLD_SIZE and "
-        "MASTER_ADDR say: init_process_group(), or Trainer(devices=, num_nodes=, strategy=)",
+        "give the Trainer the launcher's numbers: Trainer(devices=, num_nodes=, strategy=)",
     ),
     ("ranks-complete", "", "let every rank take every step, and only write and print on rank 0"),
     ("node-ranks", "", "take the ranks from the launcher's variables, unchanged"),
     ("prepare-data-once-per-node", "", "leave the call of prepare_data to Lightning's Trainer"),
     ("main-address", "", FROM_THE_LAUNCHER),
-    ("data-divided", "", "use DistributedSampler, and call its set_epoch(epoch)"),
-    ("weights-identical", "", "wrap the model in DistributedDataParallel, with one seed for all"),
-    ("metrics-identical", "", "average metrics over the ranks: all_reduce, or sync_dist=True"),
+    ("data-divided", "", "leave use_distributed_sampler on, or use DistributedSampler"),
+    ("weights-identical", "", 'train with strategy="ddp", and with one seed for all ranks'),
+    ("metrics-identical", "", "average metrics over the ranks: self.log(..., sync_dist=True)"),
     ("model-saved", "", 'save the model below os.environ["SM_MODEL_DIR"], on rank 0'),
     (
         "checkpoints-saved",
@@ -622,15 +605,13 @@ CURES = (
     (
         "one-writer",
         "",
-        "write results on rank 0; download on local rank 0 while the others wait at "
-        "torch.distributed.barrier()",
+        "write results on rank 0; download in prepare_data",
     ),
     ("one-printer", "", "print on rank 0: SageMaker reads metrics from every line of the log"),
     (
         "resumes-from-checkpoint",
         "^after step",
-        "at the start, load the newest file below /opt/ml/checkpoints on every rank, with the "
-        "optimizer and the epoch",
+        "pass the newest file below /opt/ml/checkpoints to fit(ckpt_path=)",
     ),
     (
         "weights-as-undisturbed",

@@ -65,9 +65,6 @@ def container_environment(
         "MPLCONFIGDIR": str(run / "cache"),
         "CUDA_VISIBLE_DEVICES": "",
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "1",  # finds stubs/rehearsal_process.py
-        # Without a GPU, a Hugging Face Trainer else joins no ranks, and resumes on no "cpu:0".
-        "ACCELERATE_USE_CPU": "true",
-        "ACCELERATE_TORCH_DEVICE": "cpu",
         "AWS_REGION": plan.region,
         "AWS_EC2_METADATA_DISABLED": "true",
         "SAGEMAKER_BASE_DIR": str(host.base),

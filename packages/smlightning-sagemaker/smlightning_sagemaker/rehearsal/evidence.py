@@ -32,7 +32,7 @@ class Rank:
     steps: int = 0  # of optimizers
     printed: int = 0  # calls of print() since its first step
     weights: str | None = None  # digests; None: it ended before there were any
-    first_step: int | None = None  # where fit() of Lightning's Trainer began
+    first_step: int | None = None  # where the first fit() began
     fault_at: float | None = None  # when it carried out its fault, in seconds of time.time()
     batches: Sequence[tuple[str, int]] = ()  # digest and number of samples, 0 if unknown
     samples: Sequence[str] = ()  # digests

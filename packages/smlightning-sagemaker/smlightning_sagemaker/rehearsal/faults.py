@@ -14,8 +14,7 @@ from smlightning_sagemaker.rehearsal import processes
 from smlightning_sagemaker.rehearsal.hosts import Host
 from smlightning_sagemaker.rehearsal.plan import LOSE_HOST, STOP_HOST, Fault
 
-# A complete checkpoint's last file: this package's and Lightning's, torch's, Hugging Face's.
-COMPLETE = ("[!.]*.ckpt", "*.pt", "*.pth", "checkpoint-*/trainer_state.json")
+COMPLETE = "[!.]*.ckpt"  # a checkpoint of this package and of Lightning
 ARCHIVE = b"PK\x03\x04"  # the beginning of what torch.save writes; its directory comes last
 
 
@@ -26,7 +25,7 @@ def may_interrupt(fault: Fault, run: Path, hosts: Sequence[Host]) -> bool:
     if fault.kind == STOP_HOST:
         return True
     folders = [host.base / "checkpoints" for host in hosts]
-    found = [path for folder in folders for name in COMPLETE for path in folder.glob(name)]
+    found = [path for folder in folders for path in folder.glob(COMPLETE)]
     return bool(found) and all(is_whole(path) for path in found)
 
 

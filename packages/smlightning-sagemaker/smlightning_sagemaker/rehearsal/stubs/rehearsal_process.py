@@ -1,8 +1,8 @@
-"""Notes what a process of a rehearsal does: its steps, batches, weights, files and prints.
+"""Notes what a process of a rehearsal does: its steps, batches, files and prints.
 
-torch calls ``watch`` at the end of ``import torch`` (entry point ``torch.backends``), so any script
-is observed without a change. rehearsal_recorder.py adds what only Lightning's Trainer knows. The
-names of the facts are those of evidence.Rank.
+torch calls ``watch`` at the end of ``import torch`` (entry point ``torch.backends``), so a script
+is observed without a change. rehearsal_recorder.py adds what Lightning's Trainer knows, and makes a
+process a rank. The names of the facts are those of evidence.Rank.
 """
 
 import atexit
@@ -15,27 +15,21 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import rehearsal_tensors
 import torch
 import torch.distributed as dist
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
-from torch.utils.data import DataLoader
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 FAULT_STEP = 2  # late enough that every rank is in the middle of training
 BATCHES = 500  # of the first epoch: ranks that share data do so from the beginning
 SAMPLES = 20_000
-INTERVAL = 0.2  # seconds between two notes of a process in training
-# Attributes of FSDP2's parameters; and of FSDP's, with and without use_orig_params.
-SHARDED_MARKS = ("full_tensor", "_fsdp_flattened", "_is_flat_param")
 OF_SYSTEM = ("/dev/", "/proc/", "/sys/")
 
 facts: dict[str, Any] = {"files": [], "printed": 0, "steps": 0}
-latest: dict[str, Any] = {}  # data of the last loader, the last optimizer, time of the last note
 
 
 def watch() -> None:
@@ -44,45 +38,13 @@ def watch() -> None:
         return
     facts["host"] = int(os.environ["REHEARSAL_HOST"])
     watch_files(os.environ["REHEARSAL_BASE"], facts["files"])
-    register_optimizer_step_post_hook(after_step)
-    rendezvous: Any = sys.modules["torch.distributed.rendezvous"]
-    rendezvous._create_c10d_store = at_torchruns_port(rendezvous._create_c10d_store)
-    DataLoader.__iter__ = noted_batches(DataLoader.__iter__)  # type: ignore[method-assign]
+    register_optimizer_step_post_hook(count_step)
     builtins.print = counted(builtins.print)
     atexit.register(at_exit)
 
 
-def after_step(optimizer: Optimizer, *_: Any) -> None:
-    """Count a step; a process without Lightning's Trainer becomes a rank by its first one."""
+def count_step(*_: Any) -> None:
     facts["steps"] += 1
-    if trains_with_lightning():
-        return  # rehearsal_recorder.py notes the rest
-    latest["optimizer"] = optimizer
-    if facts["steps"] == 1:
-        facts.update(latest.setdefault("data", {}))
-        facts.update(place())
-    if facts["steps"] <= FAULT_STEP or time.monotonic() > latest["saved"] + INTERVAL:
-        save()
-    carry_out_fault(facts["steps"], facts["rank"])
-
-
-def trains_with_lightning() -> bool:
-    """Whether this process has made one of Lightning's Trainers."""
-    return "prepare_data" in facts
-
-
-def place() -> dict[str, Any]:
-    """Where torch and the launcher say that this process is."""
-    together = dist.is_initialized()
-    local_rank = os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", "0")
-    return {
-        "rank": dist.get_rank() if together else 0,
-        "world_size": dist.get_world_size() if together else 1,
-        "local_rank": int(os.environ.get("LOCAL_RANK", local_rank)),
-        "node_rank": facts["host"],  # torch has no node rank
-        "current_host": os.environ.get("SM_CURRENT_HOST", ""),
-        "main_address": main_address(),
-    }
 
 
 def main_address() -> str:
@@ -93,26 +55,6 @@ def main_address() -> str:
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return str(getattr(store, "host", ""))
-
-
-def at_torchruns_port(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The function by which a process joins the others, which fails at once at a wrong port.
-
-    torchrun itself listens at the port that it gave. At another port a process waits for minutes.
-    """
-
-    @functools.wraps(original)
-    def join(hostname: str, port: int, *args: Any, **kwargs: Any) -> Any:
-        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-            started_with = psutil.Process().environ()
-            given = started_with.get("MASTER_PORT", str(port))
-            if given != str(port):
-                raise RuntimeError(
-                    f"the script joins the ranks at port {port}, but torchrun's store is at {given}"
-                )
-        return original(hostname, port, *args, **kwargs)
-
-    return join
 
 
 def carry_out_fault(step: int, rank: int) -> None:
@@ -131,13 +73,7 @@ def carry_out_fault(step: int, rank: int) -> None:
 
 
 def at_exit() -> None:
-    """Note the last weights of a process that trained without Lightning's Trainer."""
-    if "optimizer" in latest:
-        groups = latest["optimizer"].param_groups
-        weights = [parameter for group in groups for parameter in group["params"]]
-        sharded = any(hasattr(each, mark) for each in weights for mark in SHARDED_MARKS)
-        # The other ranks, which would have to take part in gathering shards, may have ended.
-        facts["weights"] = "sharded" if sharded else digest(weights)
+    """Note the last files and prints of a rank."""
     if "rank" in facts:
         save()
 
@@ -151,46 +87,6 @@ def save() -> None:
     unfinished = evidence().with_suffix(".part")
     unfinished.write_text(json.dumps(facts))
     unfinished.replace(evidence())
-    latest["saved"] = time.monotonic()
-
-
-class NotedBatches:
-    """The iterator of a DataLoader, which also notes the batches."""
-
-    def __init__(self, batches: Iterator[Any]) -> None:
-        self._batches = batches
-        self._data: dict[str, list[Any]] = {"batches": [], "samples": []}
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        batch = next(self._batches)
-        if facts["steps"] == 0:
-            latest["data"] = self._data
-        if latest.get("data") is self._data:
-            note_batch(self._data["batches"], self._data["samples"], batch)
-        return batch
-
-    def __len__(self) -> int:
-        return len(self._batches)  # type: ignore[arg-type]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._batches, name)
-
-
-def noted_batches(original: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
-    """``DataLoader.__iter__``, which notes the batches of one epoch of the training data.
-
-    The first step shows which loader has the training data: the one that gave the last batch.
-    """
-
-    @functools.wraps(original)
-    def iterate(loader: Any) -> Iterator[Any]:
-        batches = original(loader)
-        return batches if trains_with_lightning() else NotedBatches(batches)
-
-    return iterate
 
 
 def note_batch(batches: list[Any], samples: list[str], batch: Any) -> None:
