@@ -13,9 +13,9 @@ import torch
 from PIL import Image, ImageOps
 from torch.utils.data import DataLoader, Dataset
 
+import images
 from letters import LETTERS, TYPEFACES, letters
 from options import Options
-from smlightning.data import images
 from smlightning.errors import UserError
 
 

@@ -36,7 +36,7 @@ def predict_fn(images: list[Any], trained: Any) -> list[list[dict[str, Any]]]:
     """The three likeliest labels of each image with their probabilities, likeliest first."""
     import torch
 
-    from smlightning.data.images import pixels
+    from images import pixels
 
     net, labels, size = trained
     answers = []

@@ -15,9 +15,10 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
+import images
 from options import Options
 from receipts import receipts
-from smlightning.data import batches, images
+from smlightning.data import batches
 from tags import TAG, tagged, tokenizer
 
 NO_LABEL = -100  # of transformers

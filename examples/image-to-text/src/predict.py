@@ -39,7 +39,7 @@ def predict_fn(images: list[Any], trained: Any) -> list[Any]:
 
     import model
     import tags
-    from smlightning.data.images import pixels
+    from images import pixels
 
     net, tokens = trained
     answers = []

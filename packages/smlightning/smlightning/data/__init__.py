@@ -8,7 +8,6 @@ The way of a row, in the order of the run:
 - `labels`: labels encoded, rows held out for missing splits: ``Labels``.
 - `store`: arrays written once per node and memory-mapped: ``prepare``, ``write``, ``Rows``.
 - `module`: a data module on a store: ``StoredData``.
-- `images`: data sets with images, by `datasets`: ``read``, ``generate``, ``complete``, ``pixels``.
 - `batches`: the samples of each global batch: ``loader``, ``pad``, ``leaves``.
 
 For any loader, in training:
@@ -19,6 +18,6 @@ For any loader, in training:
 - `workers`: a loader's worker that loses a batch ends the run: ``LostBatches``.
 
 Imports go one way: `labels` on `text` and `store`; `text` on `tables` and
-`batches`; `module` on `store` and `batches`; `images` on `tables`; `stateful` on `rng`, and `rng`
+`batches`; `module` on `store` and `batches`; `stateful` on `rng`, and `rng`
 on `batches`.
 """

@@ -1,10 +1,7 @@
-"""Data sets with images, as Hugging Face's `datasets` reads them: files, the hub, or generated.
-
-splits = images.read(options.dataset, options.data_dir)
-splits = images.complete(splits, options.seed)     # train, validation and test
-"""
+"""Data sets with images, as Hugging Face's `datasets` reads them: files, the hub, or generated."""
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +11,6 @@ import numpy as np
 import torch
 
 from smlightning import hub
-from smlightning.data import tables
 from smlightning.errors import UserError
 
 SPLITS = ("train", "validation", "test")  # as `datasets` names them
@@ -30,7 +26,7 @@ def read(dataset: str, data_dir: str) -> datasets.DatasetDict:
         UserError: the data is unavailable or invalid.
     """
     datasets.disable_progress_bars()
-    name = str(tables.channel_folder()) if dataset == tables.CHANNEL else dataset
+    name = os.environ.get("SM_CHANNEL_TRAINING", dataset) if dataset == "training" else dataset
     with hub.errors(f"--dataset {dataset!r} could not be read", Path(name).exists()):
         return datasets.load_dataset(name, cache_dir=str(Path(data_dir).absolute()))
 

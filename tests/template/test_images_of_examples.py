@@ -1,13 +1,19 @@
-"""Data sets with images are read from the channel, and get the splits that they lack."""
+"""The image examples read a channel, and give it the splits that it lacks."""
 
+import importlib.util
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from smlightning.data import images
+from projects import TEMPLATE
 from smlightning.errors import UserError
 
+PLACES = sorted(TEMPLATE.glob("examples/*/src/images.py"))
+spec = importlib.util.spec_from_file_location("images", PLACES[0])
+assert spec and spec.loader
+images = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(images)
 CLASSES = ["dark", "light"]
 
 
@@ -20,6 +26,11 @@ def channel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         Image.new("L", (3, 2), 5 * number).save(folder / f"{number}.png")
     monkeypatch.setenv("SM_CHANNEL_TRAINING", str(tmp_path))
     return tmp_path
+
+
+def test_the_examples_have_the_same_file() -> None:
+    assert len(PLACES) == 2
+    assert len({place.read_bytes() for place in PLACES}) == 1
 
 
 @pytest.mark.parametrize("seed", range(4))
