@@ -18,7 +18,7 @@ from typing import Any
 from common import Seat
 
 # isort: off
-from watch import Stalls, Turns  # first: it imports Lightning in half the time, as in any run
+from watch import Stalls, Turns
 import pytorch_lightning as pl
 import torch
 from data import Data

@@ -14,19 +14,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytorch_lightning as pl
+import torch
 from common import Facts, Seat
 
-# isort: off
-from smlightning.training import imports
-
-imports.lightning()  # in half the time, as in any run
-import pytorch_lightning as pl  # noqa: E402
-import torch  # noqa: E402
-import train  # noqa: E402
-from smlightning import entry  # noqa: E402
-from smlightning.checkpoints import files  # noqa: E402
-from smlightning.checkpoints.callback import Checkpoints  # noqa: E402
-# isort: on
+import train
+from smlightning import entry
+from smlightning.checkpoints import files
+from smlightning.checkpoints.callback import Checkpoints
 
 ON_GPU = torch.cuda.is_available()
 WAITS = re.compile(r"aten::_local_scalar_dense|cuda(Stream|Device|Event)Synchronize")

@@ -187,30 +187,6 @@ def test_help_a_wrong_option_and_the_launcher_import_nothing_heavy(
     assert not imported & {"torch", "pytorch_lightning", "numpy"}
 
 
-@pytest.mark.long
-def test_lightning_is_imported_without_packages_for_few_metrics() -> None:
-    """If this fails, torchmetrics or lightning_utilities changed: see training/imports.py."""
-    code = """
-import sys
-from smlightning.training import imports
-
-imports.lightning()
-import pytorch_lightning
-assert not {"transformers", "scipy", "matplotlib"} & set(sys.modules)
-
-import torch, torchmetrics
-metric = torchmetrics.ConfusionMatrix("multiclass", num_classes=3)
-metric.update(torch.tensor([0, 1, 2]), torch.tensor([0, 2, 2]))
-figure, _ = metric.plot()
-metric.plot(ax=figure.axes[0])
-assert type(figure).__module__ == "matplotlib.figure"
-
-from torchmetrics.text.bert import BERTScore
-import scipy, transformers
-"""
-    subprocess.run([sys.executable, "-c", code], cwd=SRC, check=True)
-
-
 @pytest.mark.parametrize(
     ("words", "option"),
     [

@@ -7,8 +7,6 @@ package in the test's docstring.
 import inspect
 import re
 import signal
-import subprocess
-import sys
 
 import pytest
 import pytorch_lightning as pl
@@ -22,7 +20,6 @@ from pytorch_lightning.trainer.connectors.signal_connector import _SignalConnect
 from smlightning.cluster import signals
 from smlightning.cluster.sharding import ShardedStrategy
 from smlightning.training import loop as loops
-from smlightning.training.allocator import allocator_settings
 
 
 @pytest.fixture
@@ -151,27 +148,3 @@ def test_torch_calls_back_when_compiling_begins_and_ends() -> None:
         callback_handler.remove_start_callback(begins)
         callback_handler.remove_end_callback(ends)
     assert calls and calls == ["begins", "ends"] * (len(calls) // 2)
-
-
-TRY_SETTINGS = """
-import sys, torch
-for settings in sys.argv[1:]:
-    try:
-        torch._C._accelerator_setAllocatorSettings(settings)
-        print("accepted")
-    except (RuntimeError, ValueError):
-        print("rejected")
-"""
-
-
-def test_torch_knows_the_settings_of_its_allocator() -> None:
-    """training/allocator.py: with CUDA an unknown option is an error; without, only a wrong value
-    of a known one.
-    """
-    settings = ",".join(allocator_settings(torch.__version__, {}).values())
-    if not settings:
-        pytest.skip(f"none are set for torch {torch.__version__}")
-    wrong = [option.partition(":")[0] + ":wrong" for option in settings.split(",")]
-    command = [sys.executable, "-c", TRY_SETTINGS, settings, *wrong]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert printed.split() == ["accepted", *["rejected" for _ in wrong]]

@@ -16,14 +16,12 @@ from smlightning import predictions
 from smlightning.errors import run_command
 from smlightning.options import PositiveInt
 from smlightning.terminal import one_line
-from smlightning.training import imports
 
 from options import SAMPLE
 
 
 def model_fn(model_dir: str | Path) -> Any:
     """The trained model in a folder, on a GPU if there is one; raises UserError."""
-    imports.lightning()
     import torch
 
     import model

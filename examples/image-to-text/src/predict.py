@@ -14,12 +14,10 @@ from typing import Any
 from options import SAMPLE
 from smlightning import predictions
 from smlightning.errors import run_command
-from smlightning.training import imports
 
 
 def model_fn(model_dir: str | Path) -> Any:
     """The trained model in a folder, on a GPU if there is one."""
-    imports.lightning()
     import torch
 
     import model

@@ -12,14 +12,12 @@ from typing import Any
 from options import SAMPLE
 from smlightning import predictions
 from smlightning.errors import run_command
-from smlightning.training import imports
 
 MAX_TOKENS = 200  # of a continuation
 
 
 def model_fn(model_dir: str | Path) -> Any:
     """The trained model in a folder, on a GPU if there is one."""
-    imports.lightning()
     import torch
 
     import model

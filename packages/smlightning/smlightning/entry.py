@@ -9,7 +9,6 @@ from typing import Any
 
 from smlightning.cluster import signals
 from smlightning.options import parse_command_line
-from smlightning.training import imports
 
 
 def main(train: Callable[[Any], None], cls: type, description: str | None) -> int:
@@ -29,5 +28,4 @@ def main(train: Callable[[Any], None], cls: type, description: str | None) -> in
         options = parse_command_line(cls, sys.argv[1:], description=description)
     except Exception as error:
         return signals.report(error, 2)
-    imports.lightning()
     return signals.run(partial(train, options))

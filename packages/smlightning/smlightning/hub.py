@@ -10,6 +10,7 @@ import json
 import os
 import re
 import socket
+import sys
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -33,7 +34,7 @@ def sign_in(local_rank: int, env: MutableMapping[str, str]) -> None:
     Each secret is read once, so all keys have the same version. A variable that is set stays.
 
     With a token of the hub, the host's other processes use only the cache, since the hub would
-    reject them without the token. Call this before anything imports huggingface_hub.
+    reject them without the token.
 
     Raises:
         UserError: a secret cannot be read, or its value cannot be that of a variable.
@@ -42,6 +43,9 @@ def sign_in(local_rank: int, env: MutableMapping[str, str]) -> None:
     if local_rank != 0:
         if TOKEN in names and TOKEN not in env:
             env["HF_HUB_OFFLINE"] = "1"
+            for imported in ("huggingface_hub.constants", "datasets.config"):
+                if imported in sys.modules:  # it has read the variable already
+                    setattr(sys.modules[imported], "HF_HUB_OFFLINE", True)  # noqa: B010
         return
     texts: dict[str, str] = {}  # by the name of the secret
     for variable, name in names.items():

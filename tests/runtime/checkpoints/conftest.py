@@ -1,4 +1,4 @@
-"""Tests of this folder import Lightning, and compare with runs that nothing interrupted."""
+"""Tests of this folder compare with runs that nothing interrupted."""
 
 from typing import TYPE_CHECKING
 
@@ -6,11 +6,6 @@ import pytest
 
 if TYPE_CHECKING:
     import small_training
-
-
-def pytest_collectstart() -> None:
-    """Not while this is imported: a process that shares tests out to others collects none."""
-    import lightning_first  # noqa: F401
 
 
 @pytest.fixture(scope="session")

@@ -9,21 +9,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from smlightning.training import imports
+import pytorch_lightning as pl
+import torch
 
-imports.lightning()
-
-import pytorch_lightning as pl  # noqa: E402
-import torch  # noqa: E402
-
-import train  # noqa: E402
-from small_training import Crash  # noqa: E402
-from smlightning.checkpoints import files  # noqa: E402
-from smlightning.checkpoints.callback import Checkpoints  # noqa: E402
-from smlightning.cluster import fsdp2  # noqa: E402
-from smlightning.errors import UserError  # noqa: E402
-from smlightning.reports import curves  # noqa: E402
-from smlightning_sagemaker.testing.recording import close_unseen  # noqa: E402
+import train
+from small_training import Crash
+from smlightning.checkpoints import files
+from smlightning.checkpoints.callback import Checkpoints
+from smlightning.cluster import fsdp2
+from smlightning.errors import UserError
+from smlightning.reports import curves
+from smlightning_sagemaker.testing.recording import close_unseen
 
 Write = Callable[[dict[str, Any]], Any]
 

@@ -6,19 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from smlightning.training import imports
+import pretended
+import pytorch_lightning as pl
+import torch
 
-imports.lightning()
-
-import pretended  # noqa: E402
-import pytorch_lightning as pl  # noqa: E402
-import torch  # noqa: E402
-
-import checkout  # noqa: E402
-from smlightning.cluster import signals  # noqa: E402
-from smlightning.reports import curves  # noqa: E402
-from smlightning_sagemaker.testing import owner, recording  # noqa: E402
-from smlightning_sagemaker.testing.processes import Record  # noqa: E402
+import checkout
+from smlightning.cluster import signals
+from smlightning.reports import curves
+from smlightning_sagemaker.testing import owner, recording
+from smlightning_sagemaker.testing.processes import Record
 
 Run = Callable[..., list[Record]]
 Write = Callable[[dict[str, Any]], Any]

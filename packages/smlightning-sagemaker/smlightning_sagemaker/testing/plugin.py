@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from smlightning.training import imports
 from smlightning_sagemaker.testing import environment
 
 for name in ("contract", "processes"):
@@ -23,7 +22,6 @@ def pytest_configure(config: pytest.Config) -> None:
     """Store the project's folder, since each test runs in its own folder."""
     if (config.rootpath / "job.toml").is_file():
         os.environ.setdefault("SMLIGHTNING_PROJECT", str(config.rootpath))
-    imports.lightning()  # an ordinary import in a test's module would take twice as long
 
 
 @pytest.fixture(autouse=True)

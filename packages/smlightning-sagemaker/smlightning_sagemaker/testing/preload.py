@@ -2,15 +2,13 @@
 
 import importlib.util
 
-from smlightning.training import imports
-from smlightning_sagemaker.testing import owner
+import matplotlib.pyplot  # noqa: F401
+import torch.utils.tensorboard  # noqa: F401
 
-imports.lightning()
-
-import matplotlib.pyplot  # noqa: E402, F401
-import torch.utils.tensorboard  # noqa: E402, F401
-
-from smlightning_sagemaker.testing import recording  # noqa: E402, F401
+from smlightning_sagemaker.testing import (
+    owner,
+    recording,  # noqa: F401
+)
 
 if importlib.util.find_spec("omegaconf"):  # Lightning imports it when it saves a state
     import omegaconf  # noqa: F401

@@ -1,7 +1,5 @@
 """The work of a rank in a test: runs the project and records batches, weights and metrics."""
 
-# ruff: noqa: E402  (Lightning is imported in half the time, as train.py does)
-
 import contextlib
 import os
 import re
@@ -12,10 +10,6 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-from smlightning.training import imports
-
-imports.lightning()
 
 import pytorch_lightning as pl
 import torch

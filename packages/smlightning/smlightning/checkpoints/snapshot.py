@@ -12,8 +12,7 @@ def snapshot(state: Any, memory: dict[str, torch.Tensor]) -> Any:
 
     New memory costs many times as much as the copy: the system has to clear each page. With a GPU
     the memory is pinned and the copy asynchronous: it is complete when the current stream is. Torch
-    makes each pinned block a power of two, up to twice the tensor's bytes; from torch 2.13, blocks
-    above `EXACT_ABOVE_MB` are exact (training/allocator.py).
+    makes each pinned block a power of two, up to twice the tensor's bytes.
 
     Training's own stream copies. Another stream would hide the copy, 0.5 s for a billion parameters
     at 22 GB/s, but a forward pass changes buffers and a callback may change weights meanwhile.

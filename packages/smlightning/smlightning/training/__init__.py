@@ -1,7 +1,5 @@
 """Callbacks and settings of training.
 
-- `imports`: imports Lightning faster: ``lightning``. It needs no torch.
-- `allocator`: torch's memory settings: ``allocator_settings``. It needs no torch.
 - `options`: options that every project has: ``TrainerOptions``. It needs no torch.
 - `seeds`: random numbers of a step: ``StepSeed``.
 - `loaders`: training loaders that continue within an epoch: ``ResumableLoaders``.
