@@ -11,9 +11,10 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Annotated, Any, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from smlightning.errors import UserError
 from smlightning.options import declared_options
@@ -22,12 +23,27 @@ from smlightning_sagemaker.job import aws
 from smlightning_sagemaker.job.constants import Distribution
 from smlightning_sagemaker.project import Project
 
-Value = str | int | float | bool
-Channel = str | dict[str, Any]
 MOST = 10**9  # no number of a job is larger
 # Members of ResourceConfig that AWS takes in place of InstanceType and InstanceCount.
 OTHER_HOSTS = ("InstanceGroups", "InstancePreferences")
 CHANNEL_NAME = re.compile(r"[A-Za-z0-9._-]+")
+
+
+def _is_value(value: Any) -> Any:
+    if not isinstance(value, str | int | float):  # a boolean is an int, too
+        raise ValueError("expected a text, a number, true or false")
+    return value
+
+
+def _is_channel(value: Any) -> Any:
+    if not isinstance(value, str | dict):
+        raise ValueError("expected an address, or a table")
+    return value
+
+
+# Not unions, of which pydantic would report each member.
+Value = Annotated[Any, AfterValidator(_is_value)]
+Channel = Annotated[Any, AfterValidator(_is_channel)]
 
 
 def key(member: str, text: str, *, default: Any = ..., derived: bool = False, **limits: Any) -> Any:
@@ -107,13 +123,6 @@ class Job(Table):
         default=14_400,
         ge=1,
         le=28 * 86_400,  # CreateTrainingJob, StoppingCondition
-    )
-    max_pending_s: int = key(
-        "StoppingCondition.MaxPendingTimeInSeconds",
-        "seconds of waiting for capacity after which AWS stops the job; 0: AWS's own limit",
-        default=0,
-        ge=0,
-        le=MOST,
     )
     checkpoint_s3: str = key(
         "CheckpointConfig.S3Uri", "auto, an address, or empty", default="auto", derived=True
@@ -195,9 +204,8 @@ def _keys(table: type[Table], prefix: str = "") -> Iterator[Key]:
 
 
 KEYS = tuple(_keys(Job))
-PATHS = {
-    entry.path.rpartition(".")[2]: entry.path for entry in KEYS
-}  # tags → tags, enabled → spot.…
+# tags → tags, enabled → spot.enabled
+PATHS = {entry.path.rpartition(".")[2]: entry.path for entry in KEYS}
 # The key that sets a member of CreateTrainingJob.
 KEY_OF_MEMBER = {entry.member: entry.path for entry in KEYS if entry.member}
 TABLES = {
@@ -264,7 +272,7 @@ def from_table(
     try:
         job = Job.model_validate(table)
     except ValidationError as problems:
-        raise JobError(list(_findings(problems, table, project, file))) from None
+        raise JobError([_finding(each, project, file) for each in problems.errors()]) from None
     findings = list(_request_problems(job))
     if findings:
         raise JobError(findings)
@@ -284,56 +292,31 @@ def _read(path: Path) -> dict[str, Any]:
     raise JobError([finding])
 
 
-def _findings(
-    problems: ValidationError,
-    table: dict[str, Any],
-    project: Project | None = None,
-    file: str = "job.toml",
-) -> Iterator[Finding]:
-    """A finding for each key that pydantic rejects: the value found, and what it expected."""
-    messages: dict[tuple[Any, ...], list[str]] = {}
-    unknown = set()
-    for problem in problems.errors(include_url=False, include_input=False):
-        place = problem["loc"]
-        depth = 2 if place[0] in TABLES else 1
-        place = place[:depth]  # below: the members of a list or a union
-        message = problem["msg"].removeprefix("Value error, ")
-        message = message.replace("Input should be", "expected", 1)
-        if problem["type"] == "missing":
-            message = (
-                "is missing" if place == problem["loc"] else f"{problem['loc'][-1]} is missing"
-            )
-        for part in problem["loc"][depth:]:
-            if isinstance(part, int):
-                message = f"entry {part + 1}: found {_shown(table, (*place, part))}, {message}"
-        messages.setdefault(place, []).append(message)
-        if problem["type"] == "extra_forbidden":
-            unknown.add(place)
-    for place, texts in messages.items():
-        name, misplaced = str(place[-1]), ""
-        if project and (place in unknown or place[0] in ("environment", "tags")):
-            misplaced = cure_for_misplaced_key(name, project)
-        of_entries = [each for each in texts if each.startswith("entry ")]  # so it is a list
-        text = ", or ".join(dict.fromkeys(of_entries or texts)).replace(", or expected", ", or")
-        usual = "set it in job.toml" if text == "is missing" else "correct it"
-        cure = misplaced or usual
-        if text.startswith("expected"):
-            text = f"found {_shown(table, place)}, {text}"
-        if place in unknown:
-            text = f"{file} has no such key"
-            model: Any = Job if len(place) == 1 else Job.model_fields[str(place[0])].annotation
-            cure = misplaced or cure_for_unknown_name(name, model.model_fields)
-        yield error(".".join(map(str, place)), text, cure)
-
-
-def _shown(table: dict[str, Any], place: tuple[Any, ...]) -> str:
-    """The value of a key; its type if it is a table or a list, or may be a secret."""
-    value: Any = table
-    for name in place:
-        value = value[name]
-    if isinstance(value, dict | list) or place[0] in ("environment", "secrets"):
-        return type(value).__name__
-    return json.dumps(value, default=str)[:80]
+def _finding(problem: ErrorDetails, project: Project | None, file: str) -> Finding:
+    """The finding for a value that pydantic rejects: what it found, and what it expected."""
+    names = [part for part in problem["loc"] if isinstance(part, str)]
+    entries = [f"entry {part + 1}: " for part in problem["loc"] if isinstance(part, int)]
+    path, is_unknown = ".".join(names), problem["type"] == "extra_forbidden"
+    # Keys at the end of the file belong to the last table, which may take any name.
+    misplaced = ""
+    if project and (is_unknown or names[0] in ("environment", "tags")):
+        misplaced = cure_for_misplaced_key(names[-1], project)
+    if problem["type"] == "missing":
+        return error(path, "is missing", "set it in job.toml")
+    if is_unknown:
+        known = Job.model_fields
+        if len(names) > 1:
+            known = {"spot": Spot, "network": Network}[names[0]].model_fields
+        cure = misplaced or cure_for_unknown_name(names[-1], known)
+        return error(path, f"{file} has no such key", cure)
+    expected = problem["msg"].removeprefix("Value error, ")
+    expected = expected.replace("Input should be", "expected", 1)
+    value = problem["input"]
+    found = json.dumps(value, default=str)[:80]
+    if isinstance(value, dict | list) or names[0] in ("environment", "secrets"):
+        found = type(value).__name__  # long, or a secret
+    text = f"{''.join(entries)}found {found}, {expected}"
+    return error(path, text, misplaced or "correct it")
 
 
 def _request_problems(job: Job) -> Iterator[Finding]:
