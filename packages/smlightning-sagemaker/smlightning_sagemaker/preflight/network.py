@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 from ipaddress import ip_network
 from typing import Any
-from urllib.parse import urlsplit
 
 from smlightning_sagemaker.findings import Finding, error, warning
 from smlightning_sagemaker.job import aws, instances
@@ -19,7 +18,7 @@ Entries = list[dict[str, Any]]  # of an answer of EC2's: subnets, groups, rules,
 
 ALL_PORTS = (0, 65535)
 DEFAULT = "0.0.0.0/0"
-ADDRESS = re.compile(r"https?://[^\s\"']+")
+HOST = re.compile(r"https?://(?:[^\s/@]+@)?([\w.-]+)")  # of an address
 INDEXES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS")
 PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 CODEARTIFACT = ("codeartifact.api", "codeartifact.repositories")  # its endpoints in a VPC
@@ -144,16 +143,7 @@ def indexes(job: Job, body: dict[str, Any], project: Project) -> list[str]:
         return ["CodeArtifact"]
     texts = [variables.get(name, "") for name in INDEXES]
     texts += requirements.lines(project.requirements)
-    found = [host_of(address) for text in texts for address in ADDRESS.findall(text)]
-    return [host for host in found if host] or ["pypi.org"]
-
-
-def host_of(address: str) -> str:
-    """The host of an address; empty where it has none."""
-    try:
-        return urlsplit(address).hostname or ""
-    except ValueError:  # such as "http://["
-        return ""
+    return [host for text in texts for host in HOST.findall(text)] or ["pypi.org"]
 
 
 def ways_out(job: Job, body: dict[str, Any]) -> tuple[dict[str, Entries], Entries]:
