@@ -94,7 +94,6 @@ from pathlib import Path
 import small
 import torch
 from peft import PeftModel
-from smlightning import pretrained
 from smlightning_sagemaker.testing import runs
 import model
 place = Path(sys.argv[1])
@@ -102,7 +101,7 @@ options = small.options(place)
 runs.train(place, options)
 saved = place / "outputs" / "model"
 net, batch, labels = model.load(saved)
-base = pretrained.classifier(options["model_name"], labels).eval()
+base = model.build(options["model_name"], labels).unload().eval()
 inputs = batch(["αβγ", "abc"])
 with torch.inference_mode():
     found = [net(**inputs).logits, base(**inputs).logits]

@@ -163,7 +163,18 @@ def build(model_name: str, labels: list[str]) -> Any:
     """A network for ``labels``: a fresh byte CNN, or a checkpoint with a head for them."""
     if model_name == "bytecnn":
         return ByteCNN(len(labels))
-    return pretrained.classifier(model_name, labels)
+    from transformers import AutoModelForSequenceClassification
+
+    with pretrained.loading(model_name):
+        net = AutoModelForSequenceClassification.from_pretrained(
+            model_name,
+            ignore_mismatched_sizes=True,  # a head trained for other labels is replaced
+            **pretrained.label_names(labels),
+            **pretrained.SAFE,
+        )
+    if net.config.pad_token_id is None:  # decoders classify the last token before the padding
+        net.config.pad_token_id = pretrained.PretrainedTokenizer(model_name).pad_id
+    return net.train()  # from_pretrained returns evaluation mode, and Lightning keeps it
 
 
 def load(directory: Path) -> tuple[nn.Module, Callable[[list[str]], dict[str, Any]], list[str]]:
@@ -180,7 +191,13 @@ def load(directory: Path) -> tuple[nn.Module, Callable[[list[str]], dict[str, An
             labels, max_length = config["labels"], config["max_length"]
             tokens: Any = text.ByteTokenizer()
         else:
-            net, labels = pretrained.load_classifier(directory)
+            from transformers import AutoModelForSequenceClassification
+
+            with pretrained.loading(str(directory)):
+                net = AutoModelForSequenceClassification.from_pretrained(
+                    directory, **pretrained.SAFE
+                )
+            labels = [net.config.id2label[number] for number in range(net.config.num_labels)]
             tokens = pretrained.PretrainedTokenizer(str(directory))
             max_length = tokens.longest
     batch = functools.partial(text.batch, tokens=tokens, max_length=max_length)

@@ -8,15 +8,11 @@ import torch
 from torch.nn import functional as F
 from torchmetrics.classification import MulticlassAccuracy
 from transformers import AutoModelForImageClassification, ResNetConfig
-from transformers.utils import logging
 
 from options import Options
 from smlightning import pretrained
 from smlightning.cluster.collectives import sum_over_ranks
 from smlightning.training.optimizers import adamw_with_cosine
-
-logging.disable_progress_bar()
-KIND = "AutoModelForImageClassification"  # of transformers
 
 
 class Model(pl.LightningModule):
@@ -77,11 +73,21 @@ def build(name: str, labels: list[str]) -> Any:
         sizes |= pretrained.label_names(labels)
         config = ResNetConfig(depths=[1, 1, 1], layer_type="basic", **sizes)
         return AutoModelForImageClassification.from_config(config)
-    return pretrained.classifier(name, labels, kind=KIND)
+    with pretrained.loading(name):
+        net = AutoModelForImageClassification.from_pretrained(
+            name,
+            ignore_mismatched_sizes=True,  # a head trained for other labels is replaced
+            **pretrained.label_names(labels),
+            **pretrained.SAFE,
+        )
+    return net.train()  # from_pretrained returns evaluation mode, and Lightning keeps it
 
 
 def load(directory: Path) -> tuple[Any, list[str], int]:
     """A saved model: the network in evaluation mode, its labels, the size of its images."""
-    with pretrained.model_errors(directory):
-        net, labels = pretrained.load_classifier(directory, KIND)
+    with pretrained.model_errors(directory), pretrained.loading(str(directory)):
+        net: Any = AutoModelForImageClassification.from_pretrained(
+            directory, local_files_only=True, **pretrained.SAFE
+        )
+        labels = [net.config.id2label[number] for number in range(net.config.num_labels)]
         return net.eval(), labels, net.config.input_size

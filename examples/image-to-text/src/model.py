@@ -17,7 +17,6 @@ from transformers import (
     VisionEncoderDecoderModel,
     ViTConfig,
 )
-from transformers.utils import logging
 
 import data
 from options import Options
@@ -25,10 +24,6 @@ from smlightning import pretrained
 from smlightning.training.metrics import WeightedMean
 from smlightning.training.optimizers import adamw_with_cosine
 from tags import tokenizer
-
-logging.disable_progress_bar()
-# Load weights as float32, and never execute code from a checkpoint.
-SAFE: Any = {"dtype": torch.float32, "use_safetensors": True, "trust_remote_code": False}
 
 
 class Model(pl.LightningModule):
@@ -115,8 +110,10 @@ def build(options: Options, tokens: Any) -> Any:
         config = VisionEncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
         net: Any = VisionEncoderDecoderModel(config)
     else:
-        with torch.device("cpu"), pretrained.checkpoint_errors(options.model_name):
-            net = VisionEncoderDecoderModel.from_pretrained(options.model_name, **SAFE).train()
+        with pretrained.loading(options.model_name):
+            net = VisionEncoderDecoderModel.from_pretrained(
+                options.model_name, **pretrained.SAFE
+            ).train()
             net.decoder.resize_token_embeddings(len(tokens))
     for name, parameter in net.encoder.named_parameters():
         if "pooler" in name:  # the decoder does not use it, and DDP wants every gradient
@@ -142,9 +139,9 @@ def generate(net: Any, images: torch.Tensor, length: int, sharded: bool = False)
 
 def load(directory: Path) -> tuple[Any, Any]:
     """A saved model: the network in evaluation mode, and its tokenizer."""
-    with pretrained.model_errors(directory):
+    with pretrained.model_errors(directory), pretrained.loading(str(directory)):
         net: Any = VisionEncoderDecoderModel.from_pretrained(
-            directory, local_files_only=True, **SAFE
+            directory, local_files_only=True, **pretrained.SAFE
         )
         tokens = AutoTokenizer.from_pretrained(
             directory, local_files_only=True, trust_remote_code=False

@@ -7,17 +7,12 @@ import pytorch_lightning as pl
 import torch
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
-from transformers.utils import logging
 
 from options import Options
 from smlightning import pretrained
 from smlightning.training.metrics import WeightedMean
 from smlightning.training.optimizers import adamw_with_cosine
 from text_tokens import mark, tokenizer
-
-logging.disable_progress_bar()
-# Load weights as float32, and never execute code from a checkpoint.
-SAFE: Any = {"dtype": torch.float32, "use_safetensors": True, "trust_remote_code": False}
 
 
 class Model(pl.LightningModule):
@@ -76,8 +71,10 @@ class Model(pl.LightningModule):
 def build(options: Options) -> Any:
     """A network in training mode: a new tiny Llama of bytes, or a checkpoint."""
     if options.model_name != "tiny":
-        with torch.device("cpu"), pretrained.checkpoint_errors(options.model_name):
-            return AutoModelForCausalLM.from_pretrained(options.model_name, **SAFE).train()
+        with pretrained.loading(options.model_name):
+            return AutoModelForCausalLM.from_pretrained(
+                options.model_name, **pretrained.SAFE
+            ).train()
     tokens = tokenizer("tiny")
     config = LlamaConfig(
         vocab_size=len(tokens),
@@ -95,8 +92,10 @@ def build(options: Options) -> Any:
 
 def load(directory: Path) -> tuple[Any, Any]:
     """A saved model: the network in evaluation mode, and its tokenizer."""
-    with pretrained.model_errors(directory):
-        net: Any = AutoModelForCausalLM.from_pretrained(directory, local_files_only=True, **SAFE)
+    with pretrained.model_errors(directory), pretrained.loading(str(directory)):
+        net: Any = AutoModelForCausalLM.from_pretrained(
+            directory, local_files_only=True, **pretrained.SAFE
+        )
         tokens = AutoTokenizer.from_pretrained(
             directory, local_files_only=True, trust_remote_code=False
         )

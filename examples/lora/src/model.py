@@ -12,6 +12,7 @@ import pytorch_lightning as pl
 import torch
 from peft import LoraConfig, TaskType, get_peft_model
 from torch.nn import functional as F
+from transformers import AutoModelForSequenceClassification
 
 from options import Options
 from smlightning import pretrained
@@ -44,9 +45,7 @@ class Model(pl.LightningModule):
         if self.labels:
             return
         self.labels = self.trainer.datamodule.labels  # type: ignore[attr-defined]
-        base = pretrained.classifier(self.options.model_name, self.labels)
-        with torch.device("cpu"):
-            self.net = get_peft_model(base, LoraConfig(task_type=TaskType.SEQ_CLS, **LORA))
+        self.net = build(self.options.model_name, self.labels)
         if self.options.gradient_checkpointing:
             self.net.enable_input_require_grads()
             self.net.gradient_checkpointing_enable()
@@ -104,6 +103,21 @@ class Model(pl.LightningModule):
         curves.save_matrix(shares, self.labels, directory / "confusion.png")
 
 
+def build(model_name: str, labels: list[str]) -> Any:
+    """A checkpoint with a head for ``labels`` and matrices next to its linear layers."""
+    with pretrained.loading(model_name):
+        net = AutoModelForSequenceClassification.from_pretrained(
+            model_name,
+            ignore_mismatched_sizes=True,  # a head trained for other labels is replaced
+            **pretrained.label_names(labels),
+            **pretrained.SAFE,
+        )
+        lora = get_peft_model(net, LoraConfig(task_type=TaskType.SEQ_CLS, **LORA))
+    if net.config.pad_token_id is None:  # decoders classify the last token before the padding
+        net.config.pad_token_id = pretrained.PretrainedTokenizer(model_name).pad_id
+    return lora.train()
+
+
 def load(directory: Path) -> tuple[Any, Callable[[list[str]], dict[str, Any]], list[str]]:
     """A saved model: the network in evaluation mode, a function from texts to a batch, the labels.
 
@@ -111,7 +125,11 @@ def load(directory: Path) -> tuple[Any, Callable[[list[str]], dict[str, Any]], l
         UserError: there is no model, or :meth:`Model.save` did not write it.
     """
     with pretrained.model_errors(directory):
-        net, labels = pretrained.load_classifier(directory)
+        with pretrained.loading(str(directory)):
+            net = AutoModelForSequenceClassification.from_pretrained(
+                directory, local_files_only=True, **pretrained.SAFE
+            )
+        labels = [net.config.id2label[number] for number in range(net.config.num_labels)]
         tokens = pretrained.PretrainedTokenizer(str(directory))
     batch = functools.partial(text.batch, tokens=tokens, max_length=tokens.longest)
     return net.eval(), batch, labels

@@ -15,12 +15,18 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 
 from smlightning import hub
 from smlightning.errors import UserError, root_cause
 from smlightning.files import replace_model
 
-CLASSIFIER = "AutoModelForSequenceClassification"  # of transformers
+# Of ``from_pretrained``: never code or a pickle of a checkpoint.
+SAFE: dict[str, Any] = {
+    "dtype": torch.float32,
+    "trust_remote_code": False,
+    "use_safetensors": True,
+}
 # Files of a checkpoint to download, without code. transformers renders a chat template in Jinja's
 # sandbox (utils/chat_template_utils.py, ``ImmutableSandboxedEnvironment``).
 FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
@@ -34,25 +40,6 @@ def fetch(name: str) -> None:
 
     with checkpoint_errors(name):
         snapshot_download(name, allow_patterns=list(FILES))
-
-
-def check_no_adapter(name: str) -> None:
-    """Reject a checkpoint with a peft adapter, which transformers loads if peft is installed.
-
-    An adapter's configuration may have peft import a module (0.21.2: ``megatron_core``).
-    """
-    from huggingface_hub import try_to_load_from_cache
-
-    config = "adapter_config.json"
-    if Path(name).exists():
-        has_one = Path(name, config).exists()
-    else:
-        has_one = isinstance(try_to_load_from_cache(name, config), str)
-    if has_one:
-        raise UserError(
-            f"--model_name {name!r} is an adapter of peft, or has one",
-            "merge it into its base with peft, and use the merged model",
-        )
 
 
 class PretrainedTokenizer:
@@ -69,12 +56,12 @@ class PretrainedTokenizer:
     """
 
     def __init__(self, name: str) -> None:
-        from transformers import AutoTokenizer
+        from transformers import AutoConfig, AutoTokenizer
 
         _check_tokenizer(name)
         with checkpoint_errors(name):
             self.tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-            config = _configuration(name)
+            config = AutoConfig.from_pretrained(name, trust_remote_code=False)
         self.positions: int = getattr(config, "max_position_embeddings", None) or 0
         limit = self.tokenizer.model_max_length
         self.longest: int = min(limit, self.positions or limit)
@@ -110,68 +97,48 @@ def _check_tokenizer(name: str) -> None:
         )
 
 
-def network(auto_class: str, name: str, **config: Any) -> Any:
-    """A checkpoint's network in training mode, on the CPU, in float32.
+@contextlib.contextmanager
+def loading(name: str) -> Iterator[None]:
+    """Around ``from_pretrained`` of the checkpoint ``name``: quietly, into main memory.
 
-    In `outline` no weights are read.
-
-    Args:
-        auto_class: a class of transformers, e.g. AutoModelForSequenceClassification.
-        config: members of its configuration to replace.
+    In ``configure_model``, Lightning makes the GPU the default device. transformers would take that
+    for a device map, which requires accelerate.
 
     Raises:
-        UserError: there is no such checkpoint, or it needs its own code.
+        UserError: there is no such checkpoint, it needs its own code, or it has an adapter.
     """
-    import torch
     import transformers
-
-    from smlightning.outline import builds_outline
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    # In configure_model, Lightning's own strategies make the GPU the default device. transformers
-    # would take that for a device map, which requires accelerate.
     with checkpoint_errors(name), torch.device("cpu"):
         check_no_adapter(name)
-        kind = getattr(transformers, auto_class)
-        shapes = _configuration(name, **config)
-        if builds_outline():  # rank 0 reads the weights
-            net = kind.from_config(shapes, dtype=torch.float32, trust_remote_code=False)
-        else:
-            net = kind.from_pretrained(
-                name,
-                config=shapes,
-                ignore_mismatched_sizes=True,  # a head trained for another task is replaced
-                dtype=torch.float32,
-                trust_remote_code=False,
-                use_safetensors=True,  # otherwise transformers would read a pickle
-            )
-    is_of_text = net.main_input_name == "input_ids"
-    if is_of_text and net.config.pad_token_id is None:  # decoders search the last other token
-        net.config.pad_token_id = PretrainedTokenizer(name).pad_id
-    return net.train()  # from_pretrained returns evaluation mode, and Lightning keeps it
+        yield
 
 
-def classifier(name: str, labels: list[str], kind: str = CLASSIFIER) -> Any:
-    """A checkpoint's network with a head for these labels; see :func:`network`.
+def check_no_adapter(name: str) -> None:
+    """Reject a checkpoint with a peft adapter, which transformers loads if peft is installed.
 
-    Args:
-        kind: a class of transformers, e.g. AutoModelForImageClassification.
+    An adapter's configuration may have peft import a module (0.21.2: ``megatron_core``).
     """
-    return network(kind, name, **label_names(labels))
+    from huggingface_hub import try_to_load_from_cache
+
+    config = "adapter_config.json"
+    if Path(name).exists():
+        has_one = Path(name, config).exists()
+    else:
+        has_one = isinstance(try_to_load_from_cache(name, config), str)
+    if has_one:
+        raise UserError(
+            f"--model_name {name!r} is an adapter of peft, or has one",
+            "merge it into its base with peft, and use the merged model",
+        )
 
 
 def label_names(labels: list[str]) -> dict[str, Any]:
     """The members of a classifier's configuration for these labels."""
     numbers = {label: number for number, label in enumerate(labels)}
     return {"num_labels": len(labels), "id2label": dict(enumerate(labels)), "label2id": numbers}
-
-
-def load_classifier(directory: Path, kind: str = CLASSIFIER) -> tuple[Any, list[str]]:
-    """A saved classifier's network and labels; raises OSError if there is none."""
-    saved_config(directory)  # transformers would search the hub for a folder that does not exist
-    net = network(kind, str(directory))
-    return net, [net.config.id2label[number] for number in range(net.config.num_labels)]
 
 
 def saved_config(directory: Path) -> dict[str, Any]:
@@ -182,13 +149,6 @@ def saved_config(directory: Path) -> dict[str, Any]:
     """
     config: dict[str, Any] = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     return config
-
-
-def _configuration(name: str, **members: Any) -> Any:
-    """A checkpoint's configuration, with these members replaced."""
-    from transformers import AutoConfig
-
-    return AutoConfig.from_pretrained(name, trust_remote_code=False, **members)
 
 
 def save(net: Any, name: str, max_length: int, directory: Path) -> None:

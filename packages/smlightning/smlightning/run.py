@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytorch_lightning as pl
+import torch
 
 from smlightning import errors, hub
 from smlightning.checkpoints.callback import Checkpoints
@@ -33,7 +34,6 @@ from smlightning.training.buckets import BucketOrder
 from smlightning.training.checks import check_complete, training_checks
 from smlightning.training.loop import ValidationSteps
 from smlightning.training.options import TrainerOptions
-from smlightning.training.precision import trainer_precision
 from smlightning.training.seeds import StepSeed
 from smlightning.training.watchdog import HangWatchdog
 
@@ -74,9 +74,21 @@ class Run:
         )
 
     def precision(self, accelerator: str) -> Any:
-        """The Trainer's ``precision`` for the option of that name; sets TF32 for this process."""
-        chosen = self.options
-        return trainer_precision(chosen.precision, accelerator, chosen.strategy)
+        """The Trainer's ``precision`` for the option of that name; sets TF32 for this process.
+
+        ``auto`` is bf16-mixed on a GPU that computes in it, else 16-mixed, or with ``fsdp``, which
+        does not scale losses, 32-true. ``tf32`` is 32-true with matrix products in TF32.
+        """
+        wanted = self.options.precision
+        torch.backends.cudnn.allow_tf32 = wanted == "tf32"  # torch's default: for convolutions
+        torch.set_float32_matmul_precision("high" if wanted == "tf32" else "highest")
+        if wanted not in ("auto", "tf32"):
+            return wanted
+        if wanted == "tf32" or accelerator != "gpu":
+            return "32-true"
+        if torch.cuda.is_bf16_supported(including_emulation=False):
+            return "bf16-mixed"
+        return "32-true" if self.options.strategy == "fsdp" else "16-mixed"
 
     def callbacks(self, data_divided: bool = True) -> list[pl.Callback]:
         """The callbacks, in the order that they need: checkpoints last, after what they save.

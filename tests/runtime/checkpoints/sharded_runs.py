@@ -12,6 +12,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
+import model
 import train
 from small_training import Crash
 from smlightning.checkpoints import files
@@ -63,6 +64,17 @@ def record_memory(seen: dict[str, Any]) -> None:
     fsdp2.shard = recorded_shard
 
 
+def build_on_meta() -> None:
+    """Build the network without memory for its weights, which rank 0 sends."""
+    build = model.build
+
+    def on_meta(*args: Any) -> Any:
+        with torch.device("meta"):
+            return build(*args)
+
+    model.build = on_meta
+
+
 def write_half(write: Callable, kill_at: int, directory: Path, stem: str, *args: Any) -> Path:
     if stem == f"{kill_at:06d}-00001-of-00002":
         (directory / ".half.shard").write_bytes(b"half")
@@ -94,6 +106,8 @@ def run(
         os.environ.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
         disk = Path(f"host{rank}")
         disk.mkdir(exist_ok=True)
+    if options.get("strategy") == "fsdp" and os.environ["RANK"] != "0":
+        build_on_meta()
     recorder = Recorder()
     record_memory(recorder.seen)
     trainer, finished_batch = pl.Trainer, Checkpoints.on_train_batch_end

@@ -1,4 +1,4 @@
-"""`--strategy fsdp` rejects wrong groups of ranks and backends; an outline has no weights."""
+"""`--strategy fsdp` rejects wrong groups of ranks and backends."""
 
 from dataclasses import replace
 from typing import Any
@@ -10,7 +10,6 @@ from torch import nn
 import dist
 from smlightning.cluster.location import Cluster, ClusterError, Machine, locate
 from smlightning.cluster.sharding import ShardedStrategy
-from smlightning.outline import builds_outline, outline
 
 SIX = locate(
     {"RANK": "0", "WORLD_SIZE": "6", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "6"}, Machine()
@@ -65,32 +64,3 @@ def test_sharding_needs_a_torch_with_fsdp2(monkeypatch: pytest.MonkeyPatch) -> N
     assert "2.6" in rejected.value.problem and "2.5.1" in rejected.value.problem
     monkeypatch.setattr(torch, "__version__", "2.10.0a0+git1")
     assert isinstance(strategy(), ShardedStrategy)
-
-
-class Tied(nn.Module):
-    """An embedding that is also the last layer, made outside of the modules that hold it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        weight = nn.Parameter(torch.randn(5, 3))
-        self.embed, self.last = nn.Embedding(5, 3), nn.Linear(3, 5)
-        self.embed.weight = self.last.weight = weight
-        self.rates = [rate.item() for rate in torch.linspace(0, 1, 3)]
-        self.register_buffer("table", torch.arange(4.0), persistent=False)
-        self.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
-
-
-def test_an_outline_has_shapes_and_ties_and_no_weights() -> None:
-    whole = Tied()
-    with outline():
-        assert builds_outline()
-        shapes = Tied()
-    assert not builds_outline() and not Tied().frozen.is_meta
-    assert all(parameter.is_meta for parameter in shapes.parameters())
-    described = [
-        {name: (p.shape, p.dtype, p.requires_grad) for name, p in net.named_parameters()}
-        for net in (whole, shapes)
-    ]
-    assert described[0] == described[1], "a tied one is named once"
-    assert shapes.embed.weight is shapes.last.weight
-    assert shapes.rates == whole.rates and torch.equal(shapes.table, whole.table)

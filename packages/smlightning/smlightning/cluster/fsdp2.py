@@ -24,7 +24,7 @@ def shard(module: nn.Module, mesh: Any, device: torch.device, bf16: bool = False
     """Divide the parameters of every module in ``module`` among the mesh's ranks. Collective.
 
     Args:
-        module: with rank 0's weights in main memory; on the other ranks it may be an outline.
+        module: in main memory; except for rank 0, its tensors may be on the meta device.
         mesh: of one dimension, or of (replicas, shards).
         bf16: compute in bfloat16 and add gradients up in float32; weights stay in float32.
     """

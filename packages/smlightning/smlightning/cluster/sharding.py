@@ -4,13 +4,12 @@ Each item of a list of equal layers is a block, gathered when it computes and fr
 rest is gathered with the whole network. Code that needs FSDP2 is in fsdp2.py, which only a
 `ShardedStrategy` imports.
 
-Only rank 0 builds the network whole, in main memory. The others build its outline and get rank 0's
-weights block by block, of which each rank keeps its shard: all start as with DDP, and no device and
-no other rank's main memory ever holds more than its shard and one block.
+Every rank builds the network in main memory, or, except for rank 0, on the meta device. All get
+rank 0's weights block by block, of which each rank keeps its shard: all start as with DDP, and no
+device ever holds more than its shard and one block.
 """
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -22,7 +21,6 @@ from smlightning.cluster.location import SHARDING_NEEDS, Cluster, ClusterError
 from smlightning.cluster.shards import DividedTensor, divided_like, weights_like
 from smlightning.cluster.strategies import LauncherEnvironment, VerifiesAllReduce
 from smlightning.errors import UserError
-from smlightning.outline import outline
 
 
 class ShardedStrategy(VerifiesAllReduce, ModelParallelStrategy):
@@ -66,13 +64,6 @@ class ShardedStrategy(VerifiesAllReduce, ModelParallelStrategy):
     @property
     def lightning_restore_optimizer(self) -> bool:
         return True
-
-    @contextlib.contextmanager
-    def tensor_init_context(self, empty_init: bool | None = None) -> Iterator[None]:
-        """Around ``configure_model``."""
-        builds = contextlib.nullcontext() if self.global_rank == 0 else outline()
-        with super().tensor_init_context(empty_init), builds:
-            yield
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:

@@ -13,5 +13,4 @@
   ``SharedMetrics``, ``equal_on_ranks``.
 - `metrics`: metrics over all ranks: ``WeightedMean``, ``ConfusionMatrix``.
 - `optimizers`: optimizers with their schedule: ``adamw_with_cosine``.
-- `precision`: the Trainer's precision: ``trainer_precision``.
 """
