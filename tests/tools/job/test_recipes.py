@@ -66,7 +66,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def trained(folder: Path) -> bytes:
     """The archive of a model of the example, saved as training saves it."""
-    import lightning_first  # noqa: F401
     import model
 
     made = model.Model()
