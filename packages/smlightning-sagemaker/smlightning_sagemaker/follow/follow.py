@@ -1,5 +1,6 @@
 """Follow a job that was sent: print its status, log and metrics, and how it ended."""
 
+import re
 import sys
 import time
 from dataclasses import dataclass, field
@@ -228,14 +229,18 @@ def describe(name: str, client: Any) -> dict[str, Any]:
     Raises:
         UserError: the client's region has no such job.
     """
-    answer = aws.call(client, "Describe", "TrainingJob", name)
-    if answer:
-        return answer
-    region = client.meta.region_name
-    raise UserError(
-        f'no training job "{name}" in {region}',
-        f"use a job of {url(region)}, or pass another --region",
-    )
+    from botocore.exceptions import ClientError
+
+    try:
+        return dict(client.describe_training_job(TrainingJobName=name))
+    except ClientError as failure:
+        if not re.search("not f(i|ou)nd|does not exist", str(failure)):
+            raise
+        region = client.meta.region_name
+        raise UserError(
+            f'no training job "{name}" in {region}',
+            f"use a job of {url(region)}, or pass another --region",
+        ) from failure
 
 
 def progress(outcome: Outcome) -> str:

@@ -74,24 +74,6 @@ def session() -> Any:
     return boto3.Session(profile_name=_profile or None)
 
 
-def of_an_sdk(region: str, bucket: str) -> dict[str, Any]:
-    """The arguments of a session of SageMaker's SDK.
-
-    The request is complete without the defaults of the SDK's configuration file.
-    """
-    import boto3
-
-    own = boto3.Session(profile_name=session()._session.profile, region_name=region)
-    own._session._credentials = session().get_credentials()  # one code of MFA serves both
-    modules = {"TelemetryOptOut": True}
-    configuration = {"SchemaVersion": "1.0", "SageMaker": {"PythonSDK": {"Modules": modules}}}
-    return {
-        "boto_session": own,
-        "sagemaker_config": configuration,
-        "default_bucket": bucket or None,
-    }
-
-
 def signed_in() -> bool:
     """Whether there are credentials; this asks for a code of MFA where the profile needs one."""
     from botocore.exceptions import BotoCoreError, ClientError
@@ -270,19 +252,6 @@ def console(region: str) -> str:
     hosts = {"aws-cn": "console.amazonaws.cn", "aws-us-gov": "console.amazonaws-us-gov.com"}
     host = hosts.get(partition(region), "console.aws.amazon.com")
     return f"https://{region}.{host}/sagemaker/home?region={region}"
-
-
-def call(client: Any, verb: str, kind: str, name: str, **parameters: Any) -> dict[str, Any] | None:
-    """Create, describe, stop or delete something by its name; None where nothing has that name."""
-    from botocore import xform_name
-    from botocore.exceptions import ClientError
-
-    try:
-        return getattr(client, xform_name(verb + kind))(**{f"{kind}Name": name, **parameters})
-    except ClientError as error:
-        if verb == "Create" or not re.search("not f(i|ou)nd|does not exist", str(error)):
-            raise
-        return None
 
 
 def s3_uri(text: str) -> bool:

@@ -57,14 +57,24 @@ WRITTEN_OUT = (
 
 
 def session(job: Job) -> Any:
-    """A session of the SDK in the job's region, which reports nothing of its use to AWS."""
+    """A session of the SDK in the job's region, which reports nothing of its use to AWS.
+
+    The request is complete without the defaults of the SDK's configuration file.
+    """
     os.environ.setdefault("SAGEMAKER_SUPPRESS_V2_WARNING", "1")  # v2 is chosen knowingly
     logging.getLogger("sagemaker.config").disabled = True  # it prints to standard output
+    import boto3
     import sagemaker
 
     logging.getLogger("sagemaker").setLevel(logging.CRITICAL)
     logging.getLogger("botocore.credentials").setLevel(logging.WARNING)  # a line for each client
-    return sagemaker.Session(**aws.of_an_sdk(job.region, job.bucket))
+    own = boto3.Session(profile_name=aws.session()._session.profile, region_name=job.region)
+    own._session._credentials = aws.session().get_credentials()  # one code of MFA serves both
+    modules = {"TelemetryOptOut": True}
+    configuration = {"SchemaVersion": "1.0", "SageMaker": {"PythonSDK": {"Modules": modules}}}
+    return sagemaker.Session(
+        boto_session=own, sagemaker_config=configuration, default_bucket=job.bucket or None
+    )
 
 
 def options(request: dict[str, Any]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def submit(
     name = str(body["TrainingJobName"])
     ensure_bucket(job, destination)
     upload(job, project, destination, name, body["OutputDataConfig"])
-    aws.call(aws.client("sagemaker", job.region), "Create", "TrainingJob", name, **body)
+    aws.client("sagemaker", job.region).create_training_job(**body)
     return name
 
 
