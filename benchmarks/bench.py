@@ -14,7 +14,7 @@ import sys
 import common
 
 COMPARED = ("steps_per_second.py", "preparation.py", "checkpoints.py")
-ALL = (*COMPARED, "sharding.py", "scale.py")  # gpu.py and a test run these two small
+ALL = (*COMPARED, "sharding.py")  # gpu.py runs it small
 
 
 def main() -> int:

@@ -2,10 +2,8 @@
 
 cd PROJECT && python .../benchmarks/loops.py WAY [train.py's options]
 
-stock parts    a loop over `datasets`, a collator that pads, DataLoader (text classification)
-by hand        the same loop over the project's loader
+by hand        a loop over the project's loader
 bare Trainer   Lightning's Trainer over the project's loader, with nothing added
-Lightning      the Trainer's defaults, and the loss logged in each step, as its examples do
 saving         a bare Trainer with Lightning's ModelCheckpoint every `--checkpoint_steps`
 """
 
@@ -25,7 +23,6 @@ from data import Data
 from model import Model
 from options import Options
 from smlightning.options import parse_command_line
-from torch.nn import functional as F
 # isort: on
 
 WAY = sys.argv[1]
@@ -44,33 +41,7 @@ class Step(torch.nn.Module):
         self.model = model
 
     def forward(self, batch: dict[str, Any]) -> Any:
-        if WAY == "stock parts":
-            return F.cross_entropy(self.model(batch).float(), batch["label"])
         return self.model.training_step(batch, 0)
-
-
-def stock_loader(data: Any) -> Any:
-    """The same rows from `datasets`, padded by the collator that one would write."""
-    import datasets
-
-    rows = data.splits["train"]
-    arrays, at = rows.arrays, rows.index[:]
-    spans = zip(arrays["starts"][at].tolist(), arrays["lengths"][at].tolist(), strict=True)
-    lists = [arrays["ids"][start : start + length].tolist() for start, length in spans]
-    labels = arrays["labels"][at].tolist()
-    stock = datasets.Dataset.from_dict({"input_ids": lists, "label": labels})
-    sampler = torch.utils.data.DistributedSampler(stock, RANKS, RANK)
-    return torch.utils.data.DataLoader(
-        stock, data.options.batch_size, sampler=sampler, collate_fn=collate
-    )
-
-
-def collate(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    ids = torch.nn.utils.rnn.pad_sequence(
-        [torch.tensor(sample["input_ids"]) for sample in samples], batch_first=True
-    )
-    label = torch.tensor([sample["label"] for sample in samples])
-    return {"input_ids": ids, "attention_mask": (ids > 0).long(), "label": label}
 
 
 def by_hand(options: dict[str, Any]) -> None:
@@ -94,14 +65,12 @@ def by_hand(options: dict[str, Any]) -> None:
     others = [parameter for parameter in model.net.parameters() if parameter.ndim <= 1]
     groups = [{"params": decay, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=options["lr"], fused=True)
-    loader = stock_loader(data) if WAY == "stock parts" else data.train_dataloader()
+    loader = data.train_dataloader()
     total = options["epochs"] * len(loader)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(step, total))
     mixed = DEVICE.type == "cuda" and options["precision"] in ("auto", "bf16-mixed")
     seat = Seat()
-    for epoch in range(options["epochs"]):
-        if hasattr(loader.sampler, "set_epoch"):
-            loader.sampler.set_epoch(epoch)
+    for _ in range(options["epochs"]):
         for batch in loader:
             seat.step()
             there = {
@@ -125,41 +94,29 @@ def rate(step: int, total: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - rising) / (total - rising))))
 
 
-class Logging(Model):
-    """Logs the loss in each step, as Lightning's own examples do."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        loss = super().training_step(batch, batch_idx)
-        self.log("train/loss", loss, prog_bar=True, batch_size=len(batch["input_ids"]))
-        return loss
-
-
 def by_trainer(options: dict[str, Any]) -> None:
     chosen: dict[str, Any] = {
         "max_epochs": options["epochs"], "gradient_clip_val": options["gradient_clip_val"],
         "use_distributed_sampler": False, "num_sanity_val_steps": 0, "limit_val_batches": 0,
         "precision": "bf16-mixed" if DEVICE.type == "cuda" else "32-true",
         "default_root_dir": options["output_dir"], "accelerator": "auto", "devices": 1,
+        "logger": False, "enable_progress_bar": False, "enable_model_summary": False,
+        "enable_checkpointing": WAY == "saving",
     }  # fmt: skip
     if RANKS > 1:
         from lightning_fabric.plugins.environments import TorchElasticEnvironment
 
         chosen |= {"strategy": "ddp", "plugins": [TorchElasticEnvironment()], "devices": RANKS}
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     callbacks: list[Any] = [Turns() if WAY != "saving" else Stalls()]
-    if WAY == "bare Trainer":
-        chosen |= {**quiet, "enable_checkpointing": False}
     if WAY == "saving":
         every = options["checkpoint_steps"]
         callbacks.append(pl.callbacks.ModelCheckpoint(every_n_train_steps=every))
-        chosen |= quiet
-    kind = Logging if WAY == "Lightning" else Model
     torch.manual_seed(0)
     trainer = pl.Trainer(callbacks=callbacks, **chosen)
     data = Data(**options)
-    trainer.fit(kind(**options), datamodule=data)
+    trainer.fit(Model(**options), datamodule=data)
 
 
 if __name__ == "__main__":
     given = vars(parse_command_line(Options, sys.argv[2:]))
-    by_hand(given) if WAY in ("by hand", "stock parts") else by_trainer(given)
+    by_hand(given) if WAY == "by hand" else by_trainer(given)

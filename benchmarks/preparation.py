@@ -4,8 +4,7 @@
     python benchmarks/preparation.py --against ../older     # and another checkout's
 
 A project's Data prepares rows in a new process each time: seconds, peak memory above the imports,
-bytes on disk. Loaders then yield an epoch of the example's batches: Data's loader, and `datasets`
-with a collator that pads. Each uses one core.
+bytes on disk. Its loader then yields an epoch of the example's batches. Each uses one core.
 """
 
 import json
@@ -48,17 +47,16 @@ before, began, spent = peak(), time.perf_counter(), time.process_time()
 made.prepare_data()
 facts = {"seconds": time.perf_counter() - began, "processor": time.process_time() - spent}
 facts["MiB"] = (peak() - before) / 1024
-places = [os.path.join(at, name) for at, _, names in os.walk(made.path) for name in names]
+places = [os.path.join(at, name) for at, _, names in os.walk(sys.argv[2]) for name in names]
 print(json.dumps(facts | {"MB": sum(map(os.path.getsize, places)) / 1e6}))
 """
 LOAD = """
 import json, sys, time
-sys.argv[1:1] = ["stock parts"]  # which loops.py reads
-import loops
-made = loops.Data(batch_size=int(sys.argv[3]), num_workers=0)
+import data
+made = data.Data(batch_size=int(sys.argv[1]), num_workers=0)
 made.prepare_data()
 made.setup()
-loader = loops.stock_loader(made) if sys.argv[2] == "datasets" else made.train_dataloader()
+loader = made.train_dataloader()
 began, spent = time.perf_counter(), time.process_time()
 samples = sum(len(batch["label"]) for batch in loader)
 facts = {"seconds": time.perf_counter() - began, "processor": time.process_time() - spent}
@@ -89,8 +87,7 @@ def main() -> int:
             for name, project in projects.items():
                 prepared[name].append(asked(project, PREPARE, str(path), str(place)))
                 shutil.rmtree(place)
-            for name, project in {**projects, "datasets": projects["train.py"]}.items():
-                loaded[name].append(asked(project, LOAD, name, str(arguments.batch_size)))
+                loaded[name].append(asked(project, LOAD, str(arguments.batch_size)))
         print(f"{arguments.rows:,} rows, {path.stat().st_size / 1e6:.0f} MB of csv; seconds")
         found = common.compare(prepared)
         memory = max(each["MiB"] for each in prepared["train.py"])

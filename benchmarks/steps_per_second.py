@@ -1,6 +1,6 @@
 """Compares the steps of train.py with the same training by other means.
 
-    python benchmarks/steps_per_second.py --rounds 7 --steps 200 --chart performance.png
+    python benchmarks/steps_per_second.py --rounds 7 --steps 200
     python benchmarks/steps_per_second.py --ranks 2 --against ../older   # and another checkout's
 
 loops.py has the other means. All train the network of `make demo` in global batches of 64, five
@@ -16,7 +16,7 @@ from typing import Any
 import common
 from common import HERE, Facts, Run
 
-OTHERS = ("stock parts", "by hand", "bare Trainer", "Lightning")
+OTHERS = ("by hand", "bare Trainer")
 GLOBAL_BATCH = 64
 
 
@@ -30,35 +30,11 @@ def start(name: str, project: Path, ranks: int, options: dict[str, Any], number:
     return Run(project, [*program, *words], ranks, turns=True)
 
 
-def write_chart(path: Path, found: dict[str, Any], title: str) -> None:
-    """Draw train.py's step divided by the others', with intervals."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axis = pyplot.subplots(figsize=(8, 3.2), layout="constrained")
-    axis.axvline(1, color="black", linewidth=1)
-    for name in [name for name in found if name != "train.py"]:
-        value, low, high = found[name]["ratio"]
-        bar = [[value - low], [high - value]]
-        axis.barh(name, value, 0.7, xerr=bar, capsize=3, color="#31608f")
-        axis.text(0.01, name, f"{value:.3f}", va="center", fontsize=9, color="white")
-    axis.invert_yaxis()
-    label = (
-        "train.py's step divided by theirs, with its 95 % interval (below 1: train.py is faster)"
-    )
-    axis.set_xlabel(label, fontsize=9)
-    axis.set_title(title, fontsize=10)
-    figure.savefig(path, dpi=120)
-
-
 def main() -> int:
     parser = common.parser_of(__doc__, compares=True)
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--steps", type=int, default=200, help="steps in a round")
     parser.add_argument("--variants", nargs="+", choices=OTHERS, default=OTHERS)
-    parser.add_argument("--chart", type=Path, help="PNG or SVG to write")
     arguments, more = parser.parse_known_args()
     if arguments.small:
         arguments.rounds, arguments.steps = 1, 10
@@ -89,8 +65,6 @@ def main() -> int:
     print(f"{title}; milliseconds of a step")
     found = common.compare(measured, common.TURN / 1000)
     common.write(arguments.json, found)
-    if arguments.chart:
-        write_chart(arguments.chart, found, title)
     return 0
 
 
