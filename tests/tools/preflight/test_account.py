@@ -65,10 +65,15 @@ def test_a_denied_call_is_skipped_and_the_other_checks_stay(aws, good, monkeypat
     ]
 
 
-def test_a_proxys_answer_in_html_is_skipped(aws, good, monkeypatch):
+def test_a_proxys_answer_in_html_is_one_line(aws, good, monkeypatch):
     """botocore's error about it is no BotoCoreError."""
-    record(monkeypatch, HeadBucket=ResponseParserError("<html>"))
+    html = ResponseParserError("<html>")
+    record(monkeypatch, HeadBucket=html)
     assert levels(good) == [("skipped", "data")]
+    record(monkeypatch, GetCallerIdentity=html)
+    assert of_account(good) == [("error", "AWS")]
+    monkeypatch.setattr("smlightning_sagemaker.job.job.load", lambda *_: good)
+    assert main(["submit", "--yes"]) == 1
 
 
 @pytest.fixture

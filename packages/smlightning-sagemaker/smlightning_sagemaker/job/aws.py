@@ -323,6 +323,15 @@ def answer(call: Callable[[], Any], say: Callable[[str], None] = print) -> Any:
         wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
 
+def failures() -> tuple[type[Exception], ...]:
+    """What boto3 raises: errors on the way to AWS, AWS's own, and unreadable answers."""
+    from boto3.exceptions import Boto3Error
+    from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.parsers import ResponseParserError
+
+    return (Boto3Error, BotoCoreError, ClientError, ResponseParserError)
+
+
 @contextmanager
 def errors(subject: str = "", instead: str = "") -> Iterator[None]:
     """Turn what boto3 raises into a UserError.
@@ -331,12 +340,9 @@ def errors(subject: str = "", instead: str = "") -> Iterator[None]:
         subject: begins the problem.
         instead: another cure.
     """
-    from boto3.exceptions import Boto3Error
-    from botocore.exceptions import BotoCoreError, ClientError
-
     try:
         yield
-    except (Boto3Error, BotoCoreError, ClientError) as failure:
+    except failures() as failure:
         known = explain(failure)
         problem = f"{subject}: {known.problem}" if subject else known.problem
         cures = [cure for cure in (known.cure, instead) if cure]
@@ -406,9 +412,13 @@ CORRECT = "correct the value in this message"
 def explain(failure: Exception) -> UserError:
     """The UserError for an error of boto3."""
     from botocore import exceptions as e
+    from botocore.parsers import ResponseParserError
 
     if isinstance(failure, e.ClientError):
         return _client_error(failure)
+    if isinstance(failure, ResponseParserError):
+        problem = "the answer to a call of AWS is not AWS's: a proxy may have answered"
+        return UserError(problem, "check the network and the proxy")
     if isinstance(failure, e.NoCredentialsError | e.PartialCredentialsError):
         return UserError("there are no AWS credentials here", SIGN_IN)
     if isinstance(failure, e.ProfileNotFound):

@@ -22,8 +22,6 @@ def per_hour(region: str, instance_type: str, use: str = "Training") -> float:
         0 if AWS has no price, or does not answer: without credentials or permission, or in a
         network that reaches only some of AWS's services.
     """
-    from botocore.exceptions import BotoCoreError, ClientError
-
     fields = {"productFamily": "ML Instance", "regionCode": region, "instanceName": instance_type}
     filters = [
         {"Type": "TERM_MATCH", "Field": key, "Value": value} for key, value in fields.items()
@@ -33,7 +31,7 @@ def per_hour(region: str, instance_type: str, use: str = "Training") -> float:
     pricing = aws.client("pricing", HOME, patience_s=PATIENCE_S)
     try:
         answer = pricing.get_products(ServiceCode="AmazonSageMaker", Filters=filters)
-    except (BotoCoreError, ClientError):
+    except aws.failures():
         return 0.0
     prices: list[float] = []
     for product in map(json.loads, answer["PriceList"]):

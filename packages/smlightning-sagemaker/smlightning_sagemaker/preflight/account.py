@@ -33,14 +33,14 @@ CHECKS: dict[str, Check] = {
 
 def destination(job: Job) -> tuple[Destination | None, list[Finding]]:
     """The role and the bucket in the account; without them None, and the finding why."""
-    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+    from botocore.exceptions import NoCredentialsError
 
     try:
         aws.client("sts", job.region).get_caller_identity()
     except NoCredentialsError:
         problem = "no credentials here, so role, keys, secrets, network and data were not checked"
         return None, [skipped("AWS", problem, aws.SIGN_IN)]
-    except (BotoCoreError, ClientError) as error:
+    except aws.failures() as error:
         return None, [from_error("AWS", aws.explain(error), cure="run preflight with --offline")]
     try:
         with aws.errors():
@@ -64,14 +64,11 @@ def check(job: Job, body: dict[str, Any], project: Project) -> list[Finding]:
 
 def answered(name: str, job: Job, body: dict[str, Any], project: Project) -> list[Finding]:
     """The findings of a check, up to the first error of AWS."""
-    from botocore.exceptions import BotoCoreError, ClientError
-    from botocore.parsers import ResponseParserError  # a proxy's answer in HTML
-
     findings: list[Finding] = []
     try:
         for finding in CHECKS[name](job, body, project):
             findings.append(finding)  # one by one: findings before an error stay
-    except (BotoCoreError, ClientError, ResponseParserError) as error:
+    except aws.failures() as error:
         problem = aws.explain(error)
         findings.append(from_error(name, problem, cure="it was not checked", level="skipped"))
     return findings
