@@ -13,11 +13,10 @@ from typing import Any
 from smlightning import hub
 from smlightning.cluster.location import SMDDP_INSTANCES, runs_smddp
 from smlightning.errors import UserError
+from smlightning.options import parse_command_line
 from smlightning_sagemaker.job import images, launchers, request
 from smlightning_sagemaker.job import job as jobs
 from smlightning_sagemaker.job.job import Job, channel_folders
-from smlightning_sagemaker.preflight import requirements
-from smlightning_sagemaker.preflight.hyperparameters import hyperparameters as option_findings
 from smlightning_sagemaker.project import Project
 from smlightning_sagemaker.rehearsal import mpirun
 from smlightning_sagemaker.rehearsal.plan import FAULTS, LOSE_HOST, STOP_HOST, Fault, Plan
@@ -31,7 +30,7 @@ MOST = 64  # hosts, and processes per host
 DAY = 86400  # seconds
 VALUES = "write --name value: SageMaker passes each option as a name and a value, no flags"
 # Variables that would reach out of this machine: an MLflow server, CodeArtifact.
-REMOTE_VARIABLES = ("MLFLOW_", requirements.CODEARTIFACT)
+REMOTE_VARIABLES = ("MLFLOW_", "CA_REPOSITORY_ARN")
 
 
 @dataclass(frozen=True)
@@ -71,8 +70,8 @@ def make_plan(arguments: argparse.Namespace, project: Project) -> Plan:
         options = " ".join(f"--inherit {name}" for name in missing)
         notes.append(f"the hosts lack secrets: export {', '.join(missing)}, and add {options}")
     if of_project:
-        for finding in option_findings(job, project):
-            raise UserError(f"{finding.key}: {finding.problem}", finding.cure)
+        words = [f"--{name}={value}" for name, value in job.hyperparameters.items()]
+        parse_command_line(project.options().cls, words)  # before the hosts start
     return Plan(
         hosts=cluster.hosts,
         processes=cluster.processes,
