@@ -3,10 +3,9 @@
 import argparse
 import difflib
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 from typing import NoReturn
 
 from smlightning.errors import UserError
@@ -78,7 +77,7 @@ def ordered(findings: Iterable[Finding], accepted: Collection[str] = ()) -> list
     An accepted error becomes a warning. A warning lists each accepted key without an error.
     """
     result: list[Finding] = []
-    for finding in dict.fromkeys(findings):  # both ends of a range may have the same
+    for finding in dict.fromkeys(findings):
         if finding.level == "error" and finding.key in accepted:
             finding = replace(finding, level="warning", cure="accepted")
         result.append(finding)
@@ -88,16 +87,6 @@ def ordered(findings: Iterable[Finding], accepted: Collection[str] = ()) -> list
         cure = cure_for_unknown_name(key, errors) if errors else "remove it"
         result.append(warning(key, "--accept has this key, and no error has it", cure))
     return sorted(result, key=lambda finding: LEVELS.index(finding.level))
-
-
-def each_of(*rows: tuple[object, Finding]) -> Iterator[Finding]:
-    """The findings whose condition holds, from a table of conditions and findings."""
-    return (finding for applies, finding in rows if applies)
-
-
-def first_of(*rows: tuple[object, Finding]) -> Iterator[Finding]:
-    """The first of these findings only: each condition assumes that those before do not hold."""
-    return islice(each_of(*rows), 1)
 
 
 def has_errors(findings: Iterable[Finding]) -> bool:
@@ -115,10 +104,8 @@ def raise_if_errors(findings: Iterable[Finding]) -> None:
         raise UserError("a check found errors", "correct them, and run its cells again")
 
 
-def cure_for_unknown_name(
-    value: str, known: Iterable[str], *, likeness: float = 0.5, page: str = ""
-) -> str:
-    """The cure for a name that does not exist: the most similar one, or where to look.
+def cure_for_unknown_name(value: str, known: Iterable[str], *, likeness: float = 0.5) -> str:
+    """The cure for a name that does not exist: the most similar one, or the first ones.
 
     A name may differ from an existing one in case only.
 
@@ -126,14 +113,11 @@ def cure_for_unknown_name(
         value: the name.
         known: names that exist.
         likeness: a similar name has this ratio of difflib's or more.
-        page: the address of a list of all names; empty: the first names are listed.
     """
     names = {name.lower(): name for name in known}
     similar = difflib.get_close_matches(value[:200].lower(), names, n=1, cutoff=likeness)
     if similar:
         return f"did you mean {names[similar[0]]}?"
-    if page:
-        return f"choose one of {page}"
     if not names:
         return "remove it: there are none of this kind"
     listed = ", ".join(list(names.values())[:LISTED_NAMES])

@@ -12,8 +12,7 @@ from sagemaker import image_uris
 from small_job import GOOD, PROJECT
 from smlightning.errors import UserError
 from smlightning_sagemaker.job import aws, images, instances, launchers
-from smlightning_sagemaker.job.job import Job
-from smlightning_sagemaker.preflight import cluster
+from smlightning_sagemaker.preflight.launcher import without_image
 
 WRITTEN = date(2026, 11, 24)  # the day of the table of images
 
@@ -38,7 +37,7 @@ def test_auto_follows_the_instance(instance: str, count: int, launcher: str) -> 
 def test_auto_chooses_a_patched_image_without_known_holes(count: int) -> None:
     for kind in aws.shape("TrainingInstanceType").enum:
         wanted = GOOD.replace(instance_type=kind, instance_count=count)
-        if cluster.without_image(wanted):
+        if without_image(kind):
             continue
         chosen = images.profile(wanted)
         assert chosen and chosen.patched_until and chosen.patched_until >= WRITTEN
@@ -77,17 +76,11 @@ def test_job_toml_describes_profiles_as_the_table_does(profile: images.Profile) 
 def test_efa_is_set_by_the_toolkit_for_the_types_in_its_own_list() -> None:
     """The toolkit here is newer than those of the images."""
     listed = set(sagemaker_training.SM_EFA_NCCL_INSTANCES) - {"ml.p5e.48xlarge"}
-    assert {kind for kind in listed if not cluster.without_image(_on(kind))} == images.EFA_SET
+    assert {kind for kind in listed if not without_image(kind)} == images.EFA_SET
     with_rdma = {
-        kind
-        for kind in sagemaker_training.SM_EFA_RDMA_INSTANCES
-        if not cluster.without_image(_on(kind))
+        kind for kind in sagemaker_training.SM_EFA_RDMA_INSTANCES if not without_image(kind)
     }
     assert all(map(instances.efa, with_rdma))
-
-
-def _on(kind: str) -> Job:
-    return GOOD.replace(instance_type=kind)
 
 
 def test_every_region_of_the_sdk_has_its_registry() -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from botocore.validate import ParamValidator
 
 from small_job import GOOD, PROJECT
+from smlightning.errors import UserError
 from smlightning.reports import log
 from smlightning_sagemaker import preflight
 from smlightning_sagemaker.job import aws, job, request
@@ -26,7 +26,7 @@ def test_the_request_equals_the_sdks(path: Path) -> None:
     case = json.loads(path.read_text(encoding="utf-8"))
     wanted = job.from_table(case["job"], PROJECT)
     body = request.dry_run(wanted, PROJECT, NAME)
-    assert list(aws.violations(body, aws.shape("CreateTrainingJobRequest"))) == []
+    aws.reject(body)
     metrics = body["AlgorithmSpecification"].pop("MetricDefinitions")
     assert metrics == request.metric_definitions(PROJECT)
     assert body == case["request"]
@@ -58,7 +58,7 @@ def test_groups_and_preferences_of_request_are_sent_in_place_of_type_and_count(
     sent = body["HyperParameters"]
     assert "sagemaker_instance_type" not in sent
     assert sent.items() >= flags.items()
-    assert list(aws.violations(body, aws.shape("CreateTrainingJobRequest"))) == []
+    aws.reject(body)
     (member,) = config
     skipped = [each for each in preflight.run(wanted, PROJECT, offline=True) if member in each.key]
     assert [each.level for each in skipped] == ["skipped"]
@@ -120,11 +120,19 @@ def test_metrics_are_read_from_the_lines_that_training_prints() -> None:
         assert (float(match[1]) if match else None) == values.get(definition["Name"])
 
 
-@pytest.mark.parametrize("change", [{"RoleArn": 7}, {"Nonsense": {}}, {"Tags": [{"Key": 1}]}])
-def test_a_request_that_botocore_rejects_has_a_violation(change: dict[str, Any]) -> None:
-    shape = aws.shape("CreateTrainingJobRequest")
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"RoleArn": 7}, "Invalid type for parameter RoleArn, value: 7"),
+        ({"Nonsense": {}}, 'Unknown parameter in input: "Nonsense"'),
+        ({"Tags": [{"Key": "a"}]}, 'Missing required parameter in Tags[0]: "Value"'),
+    ],
+)
+def test_a_request_that_botocore_would_not_send_is_an_error_with_its_sentence(
+    change: dict[str, Any], sentence: str
+) -> None:
     right = request.dry_run(GOOD, PROJECT, NAME)
-    assert not ParamValidator().validate(right, shape).has_errors()
-    wrong = {**right, **change}
-    assert ParamValidator().validate(wrong, shape).has_errors()
-    assert list(aws.violations(wrong, shape))
+    aws.reject(right)
+    with pytest.raises(UserError) as raised:
+        aws.reject({**right, **change})
+    assert sentence in raised.value.problem

@@ -8,7 +8,6 @@ import random
 from pathlib import Path
 from typing import Any
 
-import botocore.session
 import pytest
 from test_corpora import BASE
 
@@ -124,32 +123,3 @@ def statuses(seed: int, folder: Path) -> list[int]:
 def test_no_value_of_job_toml_gives_a_stack_trace(first, tmp_path):
     for seed in range(first, first + 20):
         assert set(statuses(seed, tmp_path)) <= {0, 1}, odd_job(seed)
-
-
-def test_each_pattern_of_aws_is_compiled_or_passed_over():
-    """Java's classes are translated; what Python cannot read limits nothing."""
-    model = botocore.session.get_session().get_service_model("sagemaker")
-    shapes = {name: model.shape_for(name).metadata for name in model.shape_names}
-    patterns = {name: limits["pattern"] for name, limits in shapes.items() if "pattern" in limits}
-    unreadable = {name for name, pattern in patterns.items() if not aws.compiled(pattern)}
-    assert len(patterns) > 400
-    surrogates = {"AthenaCatalog", "Catalog", "Database", "TableName"}  # [\uD800\uDC00-…]
-    counted_end = {"CustomerMetadataKey", "CustomerMetadataValue"}  # …${1,128}
-    assert unreadable == surrogates | counted_end
-
-
-@pytest.mark.parametrize(
-    ("shape", "right", "wrong"),
-    [
-        (
-            "TrainingRepositoryCredentialsProviderArn",
-            "arn:aws:lambda:us-east-1:123456789012:function:registry",
-            "arn:aws_x:lambda:us-east-1:123456789012:function:registry",
-        ),
-        ("TagValue", "größer ²: a+b=c", "a;b"),
-        ("CognitoUserGroup", "Gruppe-№1", "two words"),
-    ],
-)
-def test_java_patterns_accept_the_values_that_aws_accepts(shape, right, wrong):
-    assert not list(aws.violations(right, aws.shape(shape)))
-    assert list(aws.violations(wrong, aws.shape(shape)))

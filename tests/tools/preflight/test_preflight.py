@@ -6,8 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-from datetime import date
-from pathlib import Path
 
 import pytest
 
@@ -17,10 +15,9 @@ from smlightning.options import option
 from smlightning_sagemaker import preflight
 from smlightning_sagemaker import project as projects
 from smlightning_sagemaker.__main__ import main
-from smlightning_sagemaker.job import images, price
+from smlightning_sagemaker.job import price
 from smlightning_sagemaker.job.job import Job
-from smlightning_sagemaker.preflight import channels, source
-from smlightning_sagemaker.preflight import image as images_of_jobs
+from smlightning_sagemaker.preflight import channels, image, source
 
 
 @pytest.fixture
@@ -29,7 +26,6 @@ def good() -> Job:
 
 
 PROJECT = projects.find()
-TEMPLATE = Path(__file__).parents[3]
 
 
 def offline(wanted: Job) -> list[str]:
@@ -70,44 +66,35 @@ def test_a_dry_run_needs_no_credentials_and_prints_json_only(tmp_path, capsys):
 
 
 def test_an_accepted_error_does_not_stop_a_job(tmp_path, capsys):
-    changes = {"instance_type": "ml.g99.xlarge", "hyperparameters.none_such": 1}
+    changes = {"instance_count": 2, "distribution": "none", "hyperparameters.none_such": 1}
     path = edited(tmp_path / "job.toml", changes)
-    command = ["submit", "--dry-run", "--job", str(path), "--accept", "instance_type"]
+    command = ["submit", "--dry-run", "--job", str(path), "--accept", "distribution"]
     assert main(command) == 1
     said = capsys.readouterr()
     assert "error   hyperparameters.none_such" in said.err and not said.out
     assert main([*command, "--accept", "hyperparameters.none_such"]) == 0
     said = capsys.readouterr()
-    assert json.loads(said.out)["ResourceConfig"]["InstanceType"] == "ml.g99.xlarge"
+    assert "warning distribution" in said.err
+    assert json.loads(said.out)["ResourceConfig"]["InstanceCount"] == 2
 
 
 REGISTRY = "763104351884.dkr.ecr.us-east-1.amazonaws.com"
 TORCH_2_8 = f"{REGISTRY}/pytorch-training:2.8.0-gpu-py312-cu129-ubuntu22.04-sagemaker"
-TORCH_2_12 = f"{REGISTRY}/pytorch:2.12-cu130-amzn2023-sagemaker"
-P5 = "ml.p5.48xlarge"
 
 
 @pytest.mark.parametrize(
-    ("changes", "day", "words"),
+    ("changes", "words"),
     [
-        # Smddp, by launcher, by name and on the last day of its patches.
         (
             {"distribution": "smddp"},
-            date(2025, 10, 30),
             ["2025-10-29", "CVE-2025-32434", "CVE-2026-24747", "its S3", "torch_distributed"],
         ),
-        ({"image": "smddp"}, date(2025, 10, 29), ["CVE-2025-32434", 'image = "auto"']),
-        # AWS's image by its address.
-        ({"image": TORCH_2_8}, date(2026, 8, 6), ["CVE-2026-24747", 'image = "auto"']),
-        # Images without known holes.
-        ({}, date(2026, 11, 24), []),
-        ({"distribution": "pytorchddp"}, date(2026, 11, 24), []),
-        ({"distribution": "pytorchddp"}, date(2027, 1, 22), ["2027-01-21"]),
+        ({"image": TORCH_2_8}, ["CVE-2026-24747", 'image = "auto"']),
+        ({"image": "123456789012.dkr.ecr.us-east-1.amazonaws.com/team:1"}, []),
     ],
 )
-def test_the_holes_of_an_image_are_one_warning(good, changes, day, words):
-    wanted = good.replace(**changes)
-    found = list(images_of_jobs.holes(wanted, images.profile(wanted), day))
+def test_the_holes_of_an_image_are_one_warning(good, changes, words):
+    found = list(image.holes(good.replace(**changes), {}, PROJECT))
     assert [(each.level, each.key) for each in found] == [("warning", "image")] * bool(words)
     assert all(word in finding.sentence for finding in found for word in words)
 
@@ -115,7 +102,8 @@ def test_the_holes_of_an_image_are_one_warning(good, changes, day, words):
 def test_a_job_resumes_from_auto_never_or_a_path(good):
     levels = {}
     for value in ("auto", "never", "nevr", "/opt/ml/checkpoints/000007-step000390-0.ckpt"):
-        found = channels.option_paths(good.replace(hyperparameters={"resume": value}), PROJECT)
+        job = good.replace(hyperparameters={"resume": value})
+        found = channels.local_paths(job, {}, PROJECT)
         levels[value] = [(each.level, each.key) for each in found]
     assert levels.pop("nevr") == [("error", "hyperparameters.resume")]
     assert not any(levels.values())
@@ -129,8 +117,6 @@ def test_a_job_resumes_from_auto_never_or_a_path(good):
             "error",
             "set its address under [channels]",
         ),
-        ("texts/wrods", "warning", "the similar path texts/words"),
-        ("./texts/wrods", "error", "(did you mean texts/words?)"),
         ("./none", "error", "upload it"),
         ("~/none", "error", "upload it"),
         ("C:\\data", "error", "upload it"),
@@ -149,7 +135,6 @@ def test_a_job_resumes_from_auto_never_or_a_path(good):
 def test_a_path_of_this_machine_is_an_error(good, tmp_path, monkeypatch, value, level, words):
     """An error in job.toml and in an option's default; missing output folders are no error."""
     (tmp_path / "here.csv").touch()
-    Path("texts/words").mkdir(parents=True)
     value = value.replace("{folder}", str(tmp_path))
     new = dataclasses.make_dataclass(
         "New",
@@ -160,24 +145,24 @@ def test_a_path_of_this_machine_is_an_error(good, tmp_path, monkeypatch, value, 
     monkeypatch.setattr("options.Options", new)
     for key, more in {"words": {}, "dataset": {"dataset": value, "words": "cldr"}}.items():
         options = {"output_dir": str(tmp_path), **more}
-        found = list(channels.option_paths(good.replace(hyperparameters=options), PROJECT))
+        found = list(channels.local_paths(good.replace(hyperparameters=options), {}, PROJECT))
         assert [(each.level, each.key) for each in found] == (
             [(level, f"hyperparameters.{key}")] if level else []
         )
         assert not level or words in str(found[0])
 
 
-def test_src_is_complete_and_small_and_its_notebooks_have_no_outputs(good, tmp_path):
+def test_src_is_complete_and_small(good, tmp_path):
     here, folder = projects.Project(tmp_path), tmp_path / "src"
     folder.mkdir()
-    assert {f.key for f in source.files(good, here)} == {"src/train.py", "src/requirements.txt"}
+    found = {finding.key for finding in source.complete(good, {}, here)}
+    assert found == {"src/train.py", "src/requirements.txt"}
     for name in ("train.py", "requirements.txt"):
         (folder / name).touch()
-    assert not list(source.files(good, here))
-    outputs = '{"cells": [{"outputs": [{"output_type": "stream"}]}]}'
-    (folder / "a.ipynb").write_text(outputs + " " * 3_000_000)
+    assert not [*source.complete(good, {}, here), *source.size(good, {}, here)]
     (folder / "big.bin").write_bytes(b"\0" * (51 * 2**20))
-    assert {f.key for f in source.files(good, here)} == {"src/a.ipynb", "src/"}
+    (finding,) = source.size(good, {}, here)
+    assert (finding.level, finding.key) == ("error", "src/")
 
 
 def test_cost_is_never_invented(good):

@@ -1,9 +1,8 @@
-"""submit uploads src/ without secrets, links and hidden files."""
+"""submit uploads src/ without links, keys and hidden files; preflight finds its secrets."""
 
 import io
 import json
 import shutil
-import sqlite3
 import tarfile
 from pathlib import Path
 
@@ -11,13 +10,13 @@ import boto3
 import pytest
 
 from small_job import PROJECT
-from smlightning_sagemaker.findings import ordered
 from smlightning_sagemaker.job import request, sending
 from smlightning_sagemaker.job.job import Job
 from smlightning_sagemaker.preflight import secrets, source
 from smlightning_sagemaker.project import Project
 
-pytest_plugins = ("moto_account", "sent_job")
+pytest_plugins = "moto_account"
+
 
 # Written in parts: whoever scans this repository for secrets finds none.
 KEY = "-----BEGIN " + "OPENSSH PRIVATE KEY-----\n"
@@ -46,7 +45,6 @@ SECRETS = {
 }
 KEYS = {"id_rsa": KEY, "conf/store.p12": "x", "credentials.json": "{}"}
 LINKS = {"link.txt": "/etc/passwd", "linkdir": "/etc/ssl", "gone.py": "nowhere"}
-DATA = ("users.db", "data.csv")
 INNOCENT = {
     "conf/model.yaml": "token: <eos>\npad_token: '[PAD]'\nsort_key: number_of_tokens\n",
     "ca.pem": "-----BEGIN CERTIFICATE-----\n",
@@ -56,7 +54,7 @@ INNOCENT = {
 
 @pytest.fixture
 def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
-    """The template's own src/ and 25 files and links that no archive should hold."""
+    """The template's own src/, and files and links that no archive should hold."""
     left_out = shutil.ignore_patterns("__pycache__")
     shutil.copytree(PROJECT.src, tmp_path / "src", ignore=left_out)
     shutil.copy(PROJECT.job_file, tmp_path)
@@ -66,62 +64,48 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
         (src / name).write_text(text)
     for name, target in LINKS.items():
         (src / name).symlink_to(target)
-    with sqlite3.connect(src / "users.db") as database:
-        database.execute("create table users (name text)")
-    (src / "data.csv").touch()
-    assert len({*HIDDEN, *SECRETS, *KEYS, *LINKS, *DATA}) == 25
     monkeypatch.setenv("SMLIGHTNING_PROJECT", str(tmp_path))
     return Project(tmp_path)
 
 
-REPORTED = {f"src/{name}" for name in (*SECRETS, *KEYS, *LINKS, *DATA)}
 # The SDK's estimator uploads them.
 WARNED = {
     *(f"src/{name}" for name in (".git", ".npmrc", ".pypirc", ".env", ".netrc", ".aws")),
     *("src/.ipynb_checkpoints", "src/tools/.cache"),
 }
+REPORTED = {f"src/{name}" for name in (*SECRETS, *KEYS, *LINKS)}
 
 
-def names_in(session: boto3.Session, key: str) -> set[str]:
-    """Names of what an archive in S3 holds, but for folders and the package."""
-    body = session.client("s3").get_object(Bucket="language-id", Key=key)["Body"].read()
-    with tarfile.open(fileobj=io.BytesIO(body)) as tar:
-        return {member.name.removeprefix("./") for member in tar if not member.isdir()}
-
-
-def test_links_keys_and_hidden_files_are_not_in_the_archive(
+def test_links_keys_and_hidden_files_are_not_uploaded(
     aws: boto3.Session, good: Job, planted: Project
 ) -> None:
-    """Not even where every finding is accepted."""
-    found = ordered([*source.files(good, planted), *source.code(good, planted)])
+    checks = (secrets.in_files, source.complete, source.left_out, source.hidden, source.size)
+    found = [finding for check in checks for finding in check(good, {}, planted)]
     assert {finding.key for finding in found if finding.level == "error"} == REPORTED
     assert {finding.key for finding in found if finding.level == "warning"} == WARNED
     of_template = {path.name for path in PROJECT.src.iterdir() if path.is_file()}
-    expected = {*of_template, *INNOCENT, *SECRETS, *DATA}
 
     uri = sending.upload(good, planted, request.dry_destination(good), "job", {})
-    sent = names_in(aws, uri.removeprefix("s3://language-id/"))
-    assert sent == expected
+    key = uri.removeprefix("s3://language-id/")
+    body = aws.client("s3").get_object(Bucket="language-id", Key=key)["Body"].read()
+    with tarfile.open(fileobj=io.BytesIO(body)) as tar:
+        sent = {member.name.removeprefix("./") for member in tar if not member.isdir()}
+    assert sent == {*of_template, *INNOCENT, *SECRETS}
 
 
-def test_a_module_of_src_may_not_hide_the_package(good: Job, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["smlightning.py", "setup.py"])
+def test_a_module_of_src_may_not_replace_the_package_or_train(
+    good: Job, tmp_path: Path, name: str
+) -> None:
     (tmp_path / "src").mkdir()
-    for name in ("train.py", "requirements.txt", "smlightning.py"):
-        (tmp_path / "src" / name).touch()
-    (found,) = source.files(good, Project(tmp_path))
-    assert found.key == "src/smlightning.py" and found.level == "error"
-
-
-def test_code_with_a_long_expression_is_judged(good: Job, planted: Project) -> None:
-    """Python's parser reads it, and ast.unparse recurses too deeply."""
-    text = f"import os\nint(os.getenv('SM_HOSTS'))\nprint({' + '.join(['1'] * 900)})\n"
-    (planted.src / "long.py").write_text(text, encoding="utf-8")
-    assert "src/long.py" in {finding.key for finding in source.code(good, planted)}
+    for file in ("train.py", "requirements.txt", name):
+        (tmp_path / "src" / file).touch()
+    (found,) = source.complete(good, {}, Project(tmp_path))
+    assert (found.level, found.key) == ("error", f"src/{name}")
 
 
 def test_the_templates_own_code_holds_no_secret(good: Job) -> None:
-    assert not list(source.code(good, PROJECT))
-    assert not list(source.files(good, PROJECT))
+    assert not list(secrets.in_files(good, {}, PROJECT))
 
 
 FORMATS = [
@@ -175,11 +159,12 @@ def test_a_secret_is_known_by_its_form_under_any_name(text: str) -> None:
     ],
 )
 def test_a_secret_is_known_in_every_encoding_that_tools_write(
-    tmp_path: Path, name: str, text: str, encoding: str
+    good: Job, tmp_path: Path, name: str, text: str, encoding: str
 ) -> None:
     mark = "\ufeff" if encoding == "utf-16-be" else ""
-    (tmp_path / name).write_bytes((mark + text).encode(encoding))
-    (finding,) = source.file(tmp_path / name, name)
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / name).write_bytes((mark + text).encode(encoding))
+    (finding,) = secrets.in_files(good, {}, Project(tmp_path))
     assert "line 1 looks like a secret" in finding.problem
 
 

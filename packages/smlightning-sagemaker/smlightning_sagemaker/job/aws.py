@@ -6,11 +6,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlsplit
 
 from smlightning.errors import UserError
-from smlightning_sagemaker.findings import cure_for_unknown_name, error_lines
+from smlightning_sagemaker.findings import error_lines
 
 REJECTED_KEYS = {
     "UnrecognizedClientException",
@@ -26,24 +26,7 @@ TRANSIENT = re.compile(
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 5.0, 60.0  # before a failed call is repeated
 SIGN_IN = "sign in (aws sso login, aws configure; in Studio, restart the space)"
-WRONG_TYPE, ADD_IT, CHANGE_IT = "correct its type", "add it", "change it"
-TYPES = {
-    "string": str,
-    "integer": int,
-    "long": int,
-    "boolean": bool,
-    "list": list,
-    "map": dict,
-    "structure": dict,
-}
-
-# KmsKeyId by the API's pages: ID or ARN of a key, or of an alias.
-_UUID = "-".join(rf"[0-9a-fA-F]{{{count}}}" for count in (8, 4, 4, 4, 12))
-KMS_KEY = re.compile(
-    rf"{_UUID}|mrk-[0-9a-f]{{32}}|alias/[\w/-]+"
-    r"|arn:[\w-]+:kms:[\w-]+:\d+:(key|alias)/[\w/-]+",
-    re.ASCII,
-)
+WRONG_TYPE = re.compile(r"(?s)Invalid type for parameter (\S+), (.*?valid types: [^\n]*)")
 
 _profile = ""
 _profile_key = ""  # what names it
@@ -118,101 +101,27 @@ def shape(name: str) -> Any:
     return model().shape_for(name)
 
 
-class Violation(NamedTuple):
-    """A value of a request that AWS's model does not allow."""
+def reject(request: dict[str, Any]) -> None:
+    """Reject a CreateTrainingJob that botocore would not send.
 
-    path: str  # within the request, as in ResourceConfig.InstanceType
-    problem: str
-    cure: str
-
-
-def wrong_types(value: Any, model: Any) -> list[Violation]:
-    """Values of another type than their shape has."""
-    return [violation for violation in violations(value, model) if violation.cure == WRONG_TYPE]
-
-
-def violations(value: Any, model: Any, path: str = "") -> Iterator[Violation]:
-    """Everything in a value that its botocore shape does not allow.
-
-    botocore's ParamValidator checks types, members and minima, but no maximum, pattern or
-    enumeration: one walk checks them all.
+    Raises:
+        UserError: with botocore's own sentences about wrong types and names.
     """
-    expected: Any = TYPES.get(model.type_name, object)
-    if not isinstance(value, expected) or isinstance(value, bool) != (expected is bool):
-        problem = f"found {str(value)[:80]!r}, expected the type {model.type_name}"
-        yield Violation(path, problem, WRONG_TYPE)
-        return
-    yield from _limits(value, model, path)
-    above = f"{path}." if path else ""
-    if model.type_name == "map":
-        for key, item in value.items():
-            yield from violations(key, model.key, f"{above}{key}")
-            yield from violations(item, model.value, f"{above}{key}")
-    elif model.type_name == "list":
-        for item in value:
-            name = _name(item)
-            yield from violations(item, model.member, f"{above}{name}" if name else path)
-    elif model.type_name == "structure":
-        for key in model.required_members:
-            if key not in value:
-                yield Violation(f"{above}{key}", "is missing, and AWS requires it", ADD_IT)
-        for key, item in value.items():
-            if key in model.members:
-                yield from violations(item, model.members[key], f"{above}{key}")
-            else:
-                problem = f"{path or model.name} has no such member in the installed botocore"
-                cure = cure_for_unknown_name(key, model.members)
-                yield Violation(f"{above}{key}", problem, cure)
+    from botocore.exceptions import ParamValidationError
+    from botocore.validate import validate_parameters
 
-
-def _name(item: Any) -> str:
-    """The name of a list's item, if it has one."""
-    if not isinstance(item, dict):
-        return ""
-    return next((str(item[key])[:40] for key in ("Name", "Key", "ChannelName") if key in item), "")
-
-
-def _limits(value: Any, model: Any, path: str) -> Iterator[Violation]:
-    """Range or length, pattern and enumeration of a value of the right type."""
-    limits = model.metadata
-    if model.type_name in ("timestamp", "blob"):
-        return
-    if isinstance(value, int | float):
-        size, shown, lower, higher = value, str(value), "lower it", "raise it"
-    else:
-        size, shown, higher = len(value), f"{len(value)} entries", "add to them"
-        lower = f"remove {size - limits.get('max', 0)} of them"
-    if isinstance(value, str):
-        shown, lower, higher = f"{size} characters", "shorten it", "lengthen it"
-    pattern = compiled(limits.get("pattern", "")) if isinstance(value, str) else None
-    if size > limits.get("max", size):
-        yield Violation(path, f"{shown}, and AWS allows {limits['max']}", lower)
-    elif pattern and not pattern.fullmatch(value):
-        problem = f'"{value[:80]}" does not match {pattern.pattern}'
-        yield Violation(path, problem, CHANGE_IT)
-    elif size < limits.get("min", size):
-        yield Violation(path, f"{shown}, and AWS requires {limits['min']}", higher)
-    elif model.name == "KmsKeyId" and value and not KMS_KEY.fullmatch(value):
-        problem = f'"{value[:80]}" is neither ID nor ARN of a KMS key'
-        yield Violation(path, problem, 'as in "arn:aws:kms:…:key/…" or "alias/…"')
-    elif isinstance(value, str) and model.enum and value not in model.enum:
-        problem = f'"{value[:80]}" is not known to the installed botocore'
-        yield Violation(path, problem, cure_for_unknown_name(value, model.enum))
-
-
-# Java's classes of characters, which Python's patterns lack, as ones that hold at least as much;
-# each other one, as punctuation and symbols, is about as much as \S.
-JAVA_CLASSES = {"L": r"\w", "N": r"\w", "Z": r"\s", "Alnum": "A-Za-z0-9"}
-
-
-@functools.cache
-def compiled(pattern: str) -> re.Pattern[str] | None:
-    """A pattern of AWS's model; None for no pattern, and for the few that Python cannot read."""
-    python = re.sub(r"\\p\{(\w+)\}", lambda name: JAVA_CLASSES.get(name[1], r"\S"), pattern)
     try:
-        return re.compile(python) if python else None
-    except re.error:
-        return None
+        validate_parameters(request, shape("CreateTrainingJobRequest"))
+    except ParamValidationError as failure:
+        raise explain(failure) from None
+
+
+def wrong_types(members: dict[str, Any]) -> list[tuple[str, str]]:
+    """Members of CreateTrainingJob whose value has another type, with botocore's words."""
+    from botocore.validate import ParamValidator
+
+    report = ParamValidator().validate(members, shape("CreateTrainingJobRequest"))
+    return WRONG_TYPE.findall(report.generate_report())
 
 
 @functools.cache

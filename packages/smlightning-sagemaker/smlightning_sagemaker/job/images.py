@@ -273,12 +273,6 @@ def registry(region: str) -> str:
 
 PUBLIC = "public.ecr.aws/deep-learning-containers"
 ECR = re.compile(r"(\d{12})\.dkr[.-]ecr(?:-fips)?\.([a-z0-9-]+)\.[a-z0-9.-]+/([^:@]+)(?::([^@]+))?")
-# An image's address, [host[:port]/]path[:tag][@digest] (github.com/distribution/reference).
-REFERENCE = re.compile(
-    r"[A-Za-z0-9.-]+(:\d+)?(/[a-z0-9]+((\.|__?|-+)[a-z0-9]+)*)+"
-    r"(:\w[\w.-]{0,127})?(@sha256:[0-9a-f]{64})?",
-    re.ASCII,
-)
 BUILD = re.compile(r"(-v\d+(\.\d+)*)?(-\d{4}-\d\d-\d\d-[\d-]+)?$")  # at the end of a tag
 VERSION = re.compile(r"(\d+)\.(\d+)(\.\d+)?(-|$)")
 OF_PROFILES = {tag: each for each in PROFILES.values() for tag in (each.gpu, each.cpu) if tag}

@@ -330,8 +330,8 @@ def _request_problems(job: Job) -> Iterator[Finding]:
         if key:
             shown = f"[{key}]" if key in TABLES else key
             yield error(f"request.{path}", "job.toml has its own key for it", f"set {shown}")
-    for wrong in aws.wrong_types(job.request, aws.shape("CreateTrainingJobRequest")):
-        yield error(f"request.{wrong.path}", wrong.problem, wrong.cure)
+    for member, problem in aws.wrong_types(job.request):
+        yield error(f"request.{member}", f"wrong type, {problem}", "correct it")
 
 
 def channel_folders(words: Sequence[str], job: Job | None) -> dict[str, Path]:

@@ -1,86 +1,96 @@
-"""Checks of a job before it costs money: job.toml, the request, and src/.
+"""Checks of a job before it costs money.
 
-A check is a function that yields findings. Those of JOB_CHECKS read the job and the project; those
-of REQUEST_CHECKS read the request that is sent, and run if one can be built and its values have
-AWS's types.
+A check is a function that reads the finished request, the job and the project, and yields findings.
+It is here only if AWS would take the job and bill for it, or if the job would train something else
+than was meant. CreateTrainingJob, IAM and botocore reject the rest at once, and for free.
 """
 
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from smlightning.errors import UserError
-from smlightning_sagemaker.findings import Finding, from_error, has_errors, ordered
+from smlightning_sagemaker.findings import Finding, from_error, ordered
 from smlightning_sagemaker.job import aws, request
 from smlightning_sagemaker.job.job import Job
 from smlightning_sagemaker.job.request import Destination
 from smlightning_sagemaker.preflight import (
     channels,
-    cluster,
+    checkpoints,
+    environment,
     hyperparameters,
     image,
     imports,
-    members,
+    isolation,
+    launcher,
     network,
     requirements,
     secrets,
-    settings,
     source,
 )
 from smlightning_sagemaker.preflight.summary import passed, rehearsal, summary
 from smlightning_sagemaker.project import Project
 
-__all__ = [
-    "JOB_CHECKS",
-    "REQUEST_CHECKS",
-    "offline_checks",
-    "passed",
-    "rehearsal",
-    "run",
-    "summary",
-]
+__all__ = ["CHECKS", "offline_checks", "passed", "rehearsal", "run", "summary"]
 
-JobCheck = Callable[[Job, Project], Iterator[Finding]]
-RequestCheck = Callable[[Job, dict[str, Any], Project], Iterator[Finding]]
+Check = Callable[[Job, dict[str, Any], Project], Iterator[Finding]]
 
-JOB_CHECKS: tuple[JobCheck, ...] = (
-    cluster.region,
-    cluster.instance,
-    cluster.launcher,
-    cluster.sharding,
-    image.image,
+
+def packages(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """requirements.txt keeps the image's torch, and has what src/ imports."""
+    yield from requirements.replacing(job, project)
+    yield from requirements.wheels(job, project)
+    yield from imports.imports(job, project)
+
+
+CHECKS: tuple[Check, ...] = (
+    launcher.instance,
+    launcher.smddp,
+    launcher.processes,
+    launcher.shards,
+    launcher.hidden_gpus,
+    launcher.loopback,
+    launcher.forwarded_stops,
+    image.kind,
+    image.torch,
+    image.launcher,
+    image.processor,
+    image.cuda,
+    image.holes,
     image.options,
-    settings.spot,
-    settings.names,
-    settings.network,
-    settings.checkpoints,
-    channels.keys,
-    channels.channel_names,
-    channels.unread_channels,
-    channels.option_paths,
-    hyperparameters.hyperparameters,
+    hyperparameters.options,
     hyperparameters.conflicts,
-    source.files,
-    source.code,
-    source.monitor,
-    requirements.replacing,
-    requirements.wheels,
-    imports.imports,
-    members.unusable,
-)
-REQUEST_CHECKS: tuple[RequestCheck, ...] = (
-    members.environment,
+    channels.unread,
+    channels.missing,
+    channels.local_paths,
+    channels.whole,
+    channels.pipe,
+    channels.same_variable,
+    checkpoints.spot,
+    checkpoints.whole_bucket,
+    checkpoints.local_path,
+    checkpoints.within_data,
+    environment.reserved,
+    environment.aws_profile,
+    environment.references,
+    environment.secrets,
+    environment.codeartifact,
     network.isolated,
-    members.partitions,
+    isolation.secrets,
+    isolation.repositories,
     secrets.visible,
-    channels.addresses,
-    members.places,
+    secrets.in_files,
+    source.complete,
+    source.left_out,
+    source.hidden,
+    source.size,
+    packages,
 )
 
 
 def offline_checks(
     job: Job, project: Project, destination: Destination | None = None
 ) -> tuple[list[Finding], dict[str, Any] | None]:
-    """The findings that need no network, and the request if one can be built.
+    """The findings that need no network, and the request if botocore would send it.
 
     `submit` sends this request, unless a finding is an error.
 
@@ -89,20 +99,13 @@ def offline_checks(
         project: whose src/ would be sent.
         destination: of the job; default: a dry run's.
     """
-    findings = [finding for check in JOB_CHECKS for finding in check(job, project)]
     try:
         destination = destination or request.dry_destination(job)
         body = request.training_request(job, project, destination, request.job_name(job))
+        aws.reject(body)
     except UserError as failure:
-        if not has_errors(findings):  # otherwise one of these is the cause
-            findings.append(from_error("job.toml", failure))
-        return findings, None
-    limits = list(members.limits(job, body, project))
-    if aws.wrong_types(body, aws.shape("CreateTrainingJobRequest")):
-        return [*findings, *limits], None
-    for check in REQUEST_CHECKS:
-        findings += check(job, body, project)
-    return [*findings, *members.unsaid(limits, findings)], body
+        return [from_error("job.toml", failure)], None
+    return [finding for check in CHECKS for finding in check(job, body, project)], body
 
 
 def run(

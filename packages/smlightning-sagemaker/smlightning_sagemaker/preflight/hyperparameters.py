@@ -1,4 +1,4 @@
-"""Each hyperparameter, as the container would pass it, against what src/options.py declares."""
+"""Hyperparameters, as the container would pass them, against what src/options.py declares."""
 
 import json
 from collections.abc import Iterator
@@ -16,36 +16,37 @@ from smlightning_sagemaker.findings import Finding, cure_for_unknown_name, error
 from smlightning_sagemaker.job.job import Job, cure_for_misplaced_key
 from smlightning_sagemaker.project import Project
 
-CONFLICT = "hyperparameters"  # the key of a finding about several of them
 
-
-def hyperparameters(job: Job, project: Project) -> Iterator[Finding]:
-    """train.py has the option and accepts the value."""
+def wrong_options(job: Job, project: Project) -> Iterator[Finding]:
+    """Hyperparameters that train.py does not have, or whose value it does not accept."""
     cls = project.options().cls
     declared = declared_options(cls)
     for name, value in job.hyperparameters.items():
         key = f"hyperparameters.{name}"
         if name not in declared:
             nearest = nearest_option(name, declared)
-            cure = f"did you mean {nearest}?" if nearest else ""
-            cure = cure_for_misplaced_key(name, project) or cure
-            cure = cure or cure_for_unknown_name(name, declared)
-            yield error(key, "train.py has no such option", cure)
-            continue
-        problem = unfit(cls, name, value)
-        if problem:
+            hint = f"did you mean {nearest}?" if nearest else ""
+            hint = cure_for_misplaced_key(name, project) or hint
+            hint = hint or cure_for_unknown_name(name, declared)
+            yield error(key, "train.py has no such option", hint)
+        elif problem := unfit(cls, name, value):
             yield error(key, problem, f"as in {name} = {json.dumps(declared[name].default)}")
 
 
-def conflicts(job: Job, project: Project) -> Iterator[Finding]:
+def options(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """train.py has each option and accepts its value, as src/options.py declares it."""
+    yield from wrong_options(job, project)
+
+
+def conflicts(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
     """The values go together, as ``__post_init__`` in src/options.py says."""
-    if any(hyperparameters(job, project)):
-        return  # the values themselves are wrong
+    if any(wrong_options(job, project)):
+        return
     words = [f"--{name}={value}" for name, value in job.hyperparameters.items()]
     try:
         parse_command_line(project.options().cls, words)
     except UserError as failure:
-        yield from_error(CONFLICT, failure)
+        yield from_error("hyperparameters", failure)
 
 
 def unfit(cls: type, name: str, value: Any) -> str:

@@ -1,11 +1,14 @@
 """Secrets where they would be seen: in what the AWS console shows of a job, and in src/."""
 
+import codecs
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from smlightning import hub
 from smlightning_sagemaker.findings import Finding, error
+from smlightning_sagemaker.job import source_archive
 from smlightning_sagemaker.job.job import Job
 from smlightning_sagemaker.preflight import requirements
 from smlightning_sagemaker.project import Project
@@ -85,37 +88,57 @@ ASSIGNMENTS = {
     **dict.fromkeys((".py", ".toml", ".json", ".ipynb"), (QUOTED,)),
     **dict.fromkeys((".yaml", ".yml", ".env", ".ini", ".cfg", ".conf", ".sh"), (QUOTED, BARE)),
 }
+IN_STORE = "keep it in Secrets Manager, and set its name in [secrets]"
 SHOWN = "looks like a secret, and everybody who may see the job sees it"
+MOST_BYTES = 50 * 2**20  # of a file that is read; source.py rejects a larger src/
 MOST_CHARACTERS = 2**20  # of a file whose assignments are read; code has fewer
 
 
 def visible(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
-    """Secrets in the parts of the job that the AWS console shows."""
+    """Secrets in the parts of a job that DescribeTrainingJob and the AWS console show."""
+    shown = {f"hyperparameters.{name}": str(value) for name, value in job.hyperparameters.items()}
+    for name, text in request.get("Environment", {}).items():
+        shown[f"environment.{name}"] = text
+    for tag in request.get("Tags", []):
+        shown[f"tags.{tag['Key']}"] = tag["Value"]
+    # These hold the name of a secret; the secret itself is the mistake.
     names = {f"environment.{hub.SECRET}": "hub_token_secret"}
     for variable in job.secrets:
         names[f"environment.{hub.SECRET_FOR}{variable}"] = f"secrets.{variable}"
-    shown = {
-        "hyperparameters": job.hyperparameters,
-        "environment": request.get("Environment", {}),
-        "tags": request.get("Tags", []),
-        "request": job.request,
-    }
-    for key, text in texts(shown):
+    for key, text in shown.items():
         if key in names:
-            # It holds the name of a secret; a token itself is the mistake.
             if forms(text):
-                there = "keep it in Secrets Manager, and give the name of that secret here"
-                yield error(names[key], SHOWN, there)
+                hint = "keep it in Secrets Manager, and give the name of that secret here"
+                yield error(names[key], SHOWN, hint)
         elif forms(text) or has_secret_name(key, text):
-            yield error(key, SHOWN, cure(key.rpartition(".")[2]))
+            yield error(key, SHOWN, hint_for(key.rpartition(".")[2]))
 
 
-def cure(variable: str) -> str:
-    """The cure for a secret in a variable; pip reads its own before processes read secrets."""
+def in_files(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """Secrets in the files of src/, which go to S3 and to each host."""
+    for path in source_archive.files(project.src).values():
+        if path.stat().st_size > MOST_BYTES:
+            continue
+        line = line_of_secret(path.read_text(encoding(path), errors="replace"), path.suffix)
+        if line:
+            of_pip = re.fullmatch(r"requirements\S*\.(txt|in)|pip\.conf", path.name)
+            hint = requirements.WITHOUT_LOGIN if of_pip else IN_STORE
+            problem = f"line {line} looks like a secret, and would be uploaded"
+            yield error(path.relative_to(project.root).as_posix(), problem, hint)
+
+
+def encoding(path: Path) -> str:
+    """Encoding of a file's text: UTF-16 as PowerShell writes and pip reads it, else UTF-8."""
+    with path.open("rb") as file:
+        is_utf_16 = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    return "utf-16" if is_utf_16 else "utf-8-sig"
+
+
+def hint_for(variable: str) -> str:
+    """The hint for a secret in a variable; pip reads its own before processes read secrets."""
     if requirements.BEFORE_TRAINING.fullmatch(variable) or requirements.PROXY.fullmatch(variable):
         return f"for pip, {requirements.WITHOUT_LOGIN}"
-    kept = "keep it in Secrets Manager, and set its name in [secrets]"
-    return f'{kept}: VARIABLE = "name of the secret"'
+    return f'{IN_STORE}: VARIABLE = "name of the secret"'
 
 
 def forms(text: str) -> list[int]:
@@ -176,20 +199,3 @@ def is_random(text: str) -> bool:
     if RANDOM.search(text) or AWS_SECRET.fullmatch(text):
         return True
     return bool(re.search(r"[a-z]\d+[a-z]|[!@#$^&*+=?]", text, re.I))
-
-
-def texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Every text in tables and lists, after the names of the tables and the key that lead to it.
-
-    A tag's name is the key of its value.
-    """
-    if isinstance(value, str):
-        yield key, value
-    elif isinstance(value, dict):
-        if value.keys() == {"Key", "Value"}:
-            value = {value["Key"]: value["Value"]}
-        for name, item in value.items():
-            yield from texts(item, f"{key}.{name}" if key else str(name))
-    elif isinstance(value, list):
-        for item in value:
-            yield from texts(item, key)

@@ -1,0 +1,55 @@
+"""Checkpoints in S3: a job that SageMaker starts again resumes, from a folder of its own."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from smlightning_sagemaker.findings import Finding, error
+from smlightning_sagemaker.job import aws
+from smlightning_sagemaker.job.job import Job
+from smlightning_sagemaker.project import Project
+
+
+def spot(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """A job on spot instances resumes after an interruption.
+
+    https://docs.aws.amazon.com/sagemaker/latest/dg/model-managed-spot-training.html
+    """
+    if not job.spot.enabled:
+        return
+    if not job.checkpoint_s3:
+        problem = "spot without checkpoints loses all at each interruption"
+        yield error("checkpoint_s3", problem, 'set it to "auto"')
+    if job.hyperparameters.get("resume", "auto") != "auto":
+        problem = "with spot, each restart would begin there again, and lose its progress"
+        yield error("hyperparameters.resume", problem, 'set it to "auto"')
+
+
+def whole_bucket(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """SageMaker copies all of CheckpointConfig.S3Uri to each host (API_CheckpointConfig)."""
+    if re.fullmatch(r"s3://[^/]+/*", job.checkpoint_s3):
+        problem = f"{job.checkpoint_s3} is a whole bucket, and every host would download it"
+        yield error("checkpoint_s3", problem, "write the address of a folder in it")
+
+
+def local_path(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """SageMaker copies the folder in which training keeps checkpoints (API_CheckpointConfig)."""
+    if "LocalPath" in request.get("CheckpointConfig", {}):
+        problem = "training keeps its checkpoints in /opt/ml/checkpoints"
+        yield error("request.CheckpointConfig.LocalPath", problem, "remove it")
+
+
+def within_data(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """No channel holds the checkpoints: a restart, or the next job, would train on them.
+
+    https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_S3DataSource.html
+    """
+    folder = request.get("CheckpointConfig", {}).get("S3Uri", "")
+    for channel in request.get("InputDataConfig", []):
+        data = channel.get("DataSource", {}).get("S3DataSource", {}).get("S3Uri", "")
+        name = channel["ChannelName"]
+        if name not in job.channels or not data or not folder:
+            continue
+        if aws.within(data, folder) or aws.within(folder, data):
+            problem = f"{folder} overlaps with channels.{name}, so checkpoints would become data"
+            yield error("checkpoint_s3", problem, "use a folder next to the data")

@@ -1,0 +1,117 @@
+"""The launcher against the instances: it runs on them, and uses every GPU that is billed."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from smlightning.cluster.location import SMDDP_INSTANCES, runs_smddp
+from smlightning_sagemaker.findings import Finding, error, skipped
+from smlightning_sagemaker.job import images, instances, launchers
+from smlightning_sagemaker.job.job import Job
+from smlightning_sagemaker.project import Project
+
+NOT_NVIDIA_ON_X86 = ("trn", "p6e-gb200")  # families of Trainium, and of GPUs next to ARM
+TORCHRUN = 'set distribution = "torch_distributed"'
+
+
+def instance(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """AWS's training images run on the instance; its number of GPUs is known.
+
+    https://aws.github.io/deep-learning-containers/reference/available_images/
+    """
+    kind = job.instance_type
+    if without_image(kind):
+        problem = f"AWS's training images do not run on {kind}"
+        yield error("instance_type", problem, "use a p or g instance (NVIDIA, x86)")
+    elif instances.gpus(kind) is None:
+        problem = f"the number of GPUs of {kind} is not known here"
+        yield skipped("instance_type", problem, "torchrun uses all it finds")
+    for name in job.other_hosts:
+        problem = "preflight checks instance_type and instance_count, which this replaces"
+        yield skipped(f"request.ResourceConfig.{name}", problem, "check its hosts yourself")
+
+
+def without_image(instance_type: str) -> bool:
+    """Whether AWS has no training image of PyTorch that runs on the instance."""
+    return instances.family(instance_type).startswith(NOT_NVIDIA_ON_X86)
+
+
+def smddp(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """SMDDP runs on p4d and p4de, and has one process group.
+
+    https://docs.aws.amazon.com/sagemaker/latest/dg/distributed-data-parallel-support.html
+    """
+    if launchers.launcher(job) != "smddp":
+        return
+    if not runs_smddp(job.instance_type):
+        problem = f"SMDDP does not run on {job.instance_type}"
+        hint = f"{TORCHRUN}, or instance_type to one of {', '.join(SMDDP_INSTANCES)}"
+        yield error("distribution", problem, hint)
+    elif job.hyperparameters.get("strategy") == "fsdp":
+        problem = "--strategy fsdp makes its own process groups, which SMDDP does not support"
+        yield error("distribution", problem, TORCHRUN)
+
+
+def processes(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """The launcher starts a process for each GPU of each host, and all of them train together.
+
+    Source: sagemaker-training 5.1.4, entry_point.py and smdataparallel.py.
+    """
+    kind, hosts, gpus = job.instance_type, job.instance_count, instances.gpus(job.instance_type)
+    launcher = launchers.launcher(job)
+    if launcher == "pytorchddp" and gpus == 0:
+        problem = f"pytorchddp needs GPUs and {kind} has none"
+        yield error("distribution", problem, TORCHRUN)
+    elif launcher == "none" and hosts > 1:
+        problem = f'with "none", each of {hosts} hosts would train by itself, as rank 0'
+        yield error("distribution", problem, TORCHRUN)
+    elif launcher == "none" and gpus and gpus > 1:
+        problem = f'"none" starts one process: {gpus - 1} of {gpus} billed GPUs would idle'
+        yield error("distribution", problem, TORCHRUN)
+
+
+def shards(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """``--shard_size`` divides the number of processes (smlightning/cluster/sharding.py)."""
+    size, gpus = job.hyperparameters.get("shard_size", 0), instances.gpus(job.instance_type)
+    is_sharded = job.hyperparameters.get("strategy") == "fsdp" and isinstance(size, int)
+    if not is_sharded or gpus is None or launchers.launcher(job) == "none":
+        return
+    count = job.instance_count * max(gpus, 1)
+    fitting = [number for number in range(2, count + 1) if count % number == 0]
+    if size > 0 and fitting and size not in fitting:
+        problem = f"found {size}; expected a divisor of the {count} processes, above 1"
+        hint = f"set it to one of {', '.join(map(str, fitting))}, or to 0 for all"
+        yield error("hyperparameters.shard_size", problem, hint)
+
+
+def hidden_gpus(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """CUDA_VISIBLE_DEVICES hides GPUs from processes that are started for all of them.
+
+    The toolkit counts the GPUs of `nvidia-smi --list-gpus`, which ignores the variable
+    (sagemaker-training 5.1.4, environment.py, num_gpus).
+    """
+    if "CUDA_VISIBLE_DEVICES" in job.environment and launchers.launcher(job) != "none":
+        problem = "it hides GPUs, and SageMaker starts a process for each GPU of the host"
+        yield error("environment.CUDA_VISIBLE_DEVICES", problem, "use a smaller instance")
+
+
+def loopback(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """NCCL and gloo do not connect several hosts through the loopback interface.
+
+    https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+    """
+    for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+        if job.environment.get(name, "").lstrip("=") == "lo" and job.instance_count > 1:
+            problem = "lo is the loopback interface, through which hosts do not reach each other"
+            yield error(f"environment.{name}", problem, "remove it")
+
+
+def forwarded_stops(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """``forward_stop`` starts a script that only AWS's images have (Dockerfile.cuda)."""
+    is_known = images.profile(job) or images.aws_image(job.image)
+    if job.forward_stop and not is_known:
+        problem = (
+            "it runs start_with_right_hostname.sh of AWS's images; in an image without this script "
+            "the job ends at once with status 127"
+        )
+        hint = "set it to false, unless your image has the script"
+        yield error("forward_stop", problem, hint)
