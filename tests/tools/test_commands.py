@@ -7,7 +7,13 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from botocore.exceptions import NoCredentialsError, ProfileNotFound
+from botocore.exceptions import (
+    ClientError,
+    NoCredentialsError,
+    ParamValidationError,
+    ProfileNotFound,
+)
+from botocore.parsers import ResponseParserError
 
 from moto_account import REGION, record, refusal
 from sent_job import archive, log, put
@@ -110,6 +116,44 @@ def test_an_error_of_aws_is_one_sentence_in_every_command(
     assert main([command] if command == "submit" else [command, "x", "--region", REGION]) == 1
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: ") and said in error and "; " in error
+
+
+QUOTA = "The account-level service limit 'ml.p4d.24xlarge for training job usage' is 0 Instances"
+
+
+@pytest.mark.parametrize(
+    ("failure", "sentence"),
+    [
+        (
+            ClientError(
+                {"Error": {"Code": "ResourceLimitExceeded", "Message": f"{QUOTA}."}},
+                "CreateTrainingJob",
+            ),
+            QUOTA,
+        ),
+        (
+            ClientError(
+                {"Error": {"Code": "ValidationException", "Message": "1 validation error: tags"}},
+                "CreateTrainingJob",
+            ),
+            "1 validation error: tags",
+        ),
+        (
+            ParamValidationError(report="Invalid type for parameter Tags\nMissing required"),
+            "Invalid type for parameter Tags Missing required",
+        ),
+        (ResponseParserError("not XML: <html>"), "a proxy may have answered"),
+    ],
+)
+def test_submit_passes_on_why_aws_rejects_a_job(aws, good, monkeypatch, capsys, failure, sentence):
+    """Preflight leaves to AWS what AWS says at once and for free."""
+    record(monkeypatch, CreateTrainingJob=failure)
+    monkeypatch.setattr("smlightning_sagemaker.job.job.load", lambda *_: good)
+    assert main(["submit", "--yes", "--no-follow"]) == 1
+    printed = capsys.readouterr().err
+    (line,) = [line for line in printed.splitlines() if line.startswith("error")]
+    assert line.startswith("error: ") and sentence in line and "; " in line
+    assert "Traceback" not in printed
 
 
 @pytest.fixture
