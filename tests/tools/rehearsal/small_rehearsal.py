@@ -11,8 +11,7 @@ from smlightning_sagemaker.job.job import Job
 from smlightning_sagemaker.rehearsal.command import parser
 from smlightning_sagemaker.rehearsal.evidence import Attempt, Rank
 from smlightning_sagemaker.rehearsal.hosts import Host
-from smlightning_sagemaker.rehearsal.plan import Plan
-from smlightning_sagemaker.rehearsal.planning import make_plan
+from smlightning_sagemaker.rehearsal.plan import Plan, make_plan
 
 ROOT = project.find().root
 JOB = """\

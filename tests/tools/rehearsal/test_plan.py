@@ -9,7 +9,8 @@ import pytest
 from small_rehearsal import JOB, ROOT, planned, stranger
 
 from smlightning.errors import UserError
-from smlightning_sagemaker.rehearsal import main, planning
+from smlightning_sagemaker.rehearsal import main
+from smlightning_sagemaker.rehearsal import plan as plans
 from smlightning_sagemaker.rehearsal.plan import Fault
 
 CHANNEL = JOB + '[channels]\ntraining = "s3://bucket/data/"\n'
@@ -198,12 +199,12 @@ def test_an_inherited_secret_reaches_the_hosts_apart_from_the_request(
 def test_hyperparameters_after_two_dashes() -> None:
     words = ["--epochs", "1", "--lr=1e-3", "--name", "true", "--text", "a b"]
     values = {"epochs": 1, "lr": 1e-3, "name": True, "text": "a b"}
-    assert planning.hyperparameters(words) == values
+    assert plans.hyperparameters(words) == values
 
 
 @pytest.mark.parametrize("text", ["[3, 4]", '["a", "b"]', '{"a": 1}', "null"])
 def test_a_list_after_two_dashes_stays_text(text: str, tmp_path: Path) -> None:
-    assert planning.hyperparameters(["--kernels", text]) == {"kernels": text}
+    assert plans.hyperparameters(["--kernels", text]) == {"kernels": text}
     source = ["--source-dir", str(stranger(tmp_path / "code"))]
     plan = planned(tmp_path, *source, "--", "--kernels", text)
     assert json.loads(plan.request["HyperParameters"]["kernels"]) == text
@@ -215,5 +216,5 @@ def test_a_path_after_two_dashes_is_absolute(
     """Hosts start train.py in folders of their own."""
     monkeypatch.chdir(tmp_path)
     Path("mine").mkdir()
-    values = planning.hyperparameters(["--dataset", "./mine", "--model_name", "org/none"])
+    values = plans.hyperparameters(["--dataset", "./mine", "--model_name", "org/none"])
     assert values == {"dataset": str((tmp_path / "mine").resolve()), "model_name": "org/none"}

@@ -89,7 +89,7 @@ def main(argv: Sequence[str]) -> int:
         # Imported here, so that --help answers at once.
         from smlightning_sagemaker import project
         from smlightning_sagemaker.rehearsal import report
-        from smlightning_sagemaker.rehearsal.planning import make_plan
+        from smlightning_sagemaker.rehearsal.plan import make_plan
 
         this = project.find()
         plan = make_plan(arguments, this)
