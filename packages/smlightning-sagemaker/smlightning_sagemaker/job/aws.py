@@ -1,4 +1,4 @@
-"""boto3's session and clients, limits of botocore's model, and the meaning of AWS's errors."""
+"""boto3's session and clients, what botocore would not send, and the meaning of AWS's errors."""
 
 import functools
 import re
@@ -122,16 +122,6 @@ def wrong_types(members: dict[str, Any]) -> list[tuple[str, str]]:
 
     report = ParamValidator().validate(members, shape("CreateTrainingJobRequest"))
     return WRONG_TYPE.findall(report.generate_report())
-
-
-@functools.cache
-def regions() -> list[str]:
-    """The regions in which the installed botocore knows SageMaker."""
-    import botocore.session
-
-    known = botocore.session.get_session()
-    partitions = known.get_available_partitions()
-    return [name for each in partitions for name in known.get_available_regions("sagemaker", each)]
 
 
 @functools.cache

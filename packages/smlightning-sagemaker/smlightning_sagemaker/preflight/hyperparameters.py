@@ -17,8 +17,8 @@ from smlightning_sagemaker.job.job import Job, cure_for_misplaced_key
 from smlightning_sagemaker.project import Project
 
 
-def wrong_options(job: Job, project: Project) -> Iterator[Finding]:
-    """Hyperparameters that train.py does not have, or whose value it does not accept."""
+def options(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """train.py has each option and accepts its value, as src/options.py declares it."""
     cls = project.options().cls
     declared = declared_options(cls)
     for name, value in job.hyperparameters.items():
@@ -33,14 +33,9 @@ def wrong_options(job: Job, project: Project) -> Iterator[Finding]:
             yield error(key, problem, f"as in {name} = {json.dumps(declared[name].default)}")
 
 
-def options(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
-    """train.py has each option and accepts its value, as src/options.py declares it."""
-    yield from wrong_options(job, project)
-
-
 def conflicts(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
     """The values go together, as ``__post_init__`` in src/options.py says."""
-    if any(wrong_options(job, project)):
+    if any(options(job, request, project)):
         return
     words = [f"--{name}={value}" for name, value in job.hyperparameters.items()]
     try:
