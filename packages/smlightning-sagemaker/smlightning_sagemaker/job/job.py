@@ -6,9 +6,8 @@ function.
 """
 
 import json
-import re
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_origin
@@ -26,7 +25,6 @@ from smlightning_sagemaker.project import Project
 MOST = 10**9  # no number of a job is larger
 # Members of ResourceConfig that AWS takes in place of InstanceType and InstanceCount.
 OTHER_HOSTS = ("InstanceGroups", "InstancePreferences")
-CHANNEL_NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
 def _is_value(value: Any) -> Any:
@@ -332,24 +330,6 @@ def _request_problems(job: Job) -> Iterator[Finding]:
             yield error(f"request.{path}", "job.toml has its own key for it", f"set {shown}")
     for member, problem in aws.wrong_types(job.request):
         yield error(f"request.{member}", f"wrong type, {problem}", "correct it")
-
-
-def channel_folders(words: Sequence[str], job: Job | None) -> dict[str, Path]:
-    """``NAME=DIR`` of each ``--channel``, checked.
-
-    Args:
-        job: if it has channels, only these can have a folder. None: a script without a job.
-    """
-    folders = {}
-    for word in words:
-        name, _, folder = word.partition("=")
-        if not (CHANNEL_NAME.fullmatch(name) and folder and Path(folder).is_dir()):
-            raise UserError(f"--channel {name}={folder}: no such folder", "write NAME=DIR")
-        if job and job.channels and name not in job.channels:
-            problem = f"--channel {name} is not among [channels] of job.toml"
-            raise UserError(problem, cure_for_unknown_name(name, job.channels))
-        folders[name] = Path(folder)
-    return folders
 
 
 def leaves(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

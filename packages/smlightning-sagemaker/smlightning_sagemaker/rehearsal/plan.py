@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,10 +15,11 @@ from smlightning import hub
 from smlightning.cluster.location import DEFAULT_PORT, SMDDP_INSTANCES, runs_smddp
 from smlightning.errors import UserError
 from smlightning.options import parse_command_line
+from smlightning_sagemaker.findings import cure_for_unknown_name
 from smlightning_sagemaker.job import images, launchers, request
 from smlightning_sagemaker.job import job as jobs
 from smlightning_sagemaker.job.images import Profile
-from smlightning_sagemaker.job.job import Job, channel_folders
+from smlightning_sagemaker.job.job import Job
 from smlightning_sagemaker.project import Project
 from smlightning_sagemaker.rehearsal import mpirun
 
@@ -27,6 +29,7 @@ STOP_HOST = "stop-host"  # the host's entry point gets SIGTERM, as SageMaker sen
 LOSE_HOST = "lose-host"  # every process of the host gets SIGKILL
 FAULTS = (FAIL_RANK, KILL_RANK, STOP_HOST, LOSE_HOST)
 
+CHANNEL_NAME = re.compile(r"[A-Za-z0-9._-]+")
 BATCHES = 20  # enough for every check, and for the faults, which come in step 2
 # Seconds of training: an interruption after step 2 has to come before the end.
 INTERRUPTED_BATCHES = 200
@@ -256,6 +259,24 @@ def hyperparameter(text: str) -> str | int | float | bool:
         if isinstance(value, str | int | float):  # a boolean is an int, too
             return value
     return text
+
+
+def channel_folders(words: Sequence[str], job: Job | None) -> dict[str, Path]:
+    """``NAME=DIR`` of each ``--channel``, checked.
+
+    Args:
+        job: if it has channels, only these can have a folder. None: a script without a job.
+    """
+    folders = {}
+    for word in words:
+        name, _, folder = word.partition("=")
+        if not (CHANNEL_NAME.fullmatch(name) and folder and Path(folder).is_dir()):
+            raise UserError(f"--channel {name}={folder}: no such folder", "write NAME=DIR")
+        if job and job.channels and name not in job.channels:
+            problem = f"--channel {name} is not among [channels] of job.toml"
+            raise UserError(problem, cure_for_unknown_name(name, job.channels))
+        folders[name] = Path(folder)
+    return folders
 
 
 def check_source(source: Path) -> None:
