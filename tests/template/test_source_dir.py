@@ -21,9 +21,12 @@ SITE = Path(sysconfig.get_paths()["purelib"])
 
 @pytest.fixture(scope="module")
 def container(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of an environment with everything but our packages."""
-    folder = tmp_path_factory.mktemp("container")
-    (folder / "packages").mkdir()
+    return new_environment(tmp_path_factory.mktemp("container"))
+
+
+def new_environment(folder: Path) -> Path:
+    """The Python of a new environment with everything but our packages."""
+    (folder / "packages").mkdir(parents=True)
     for entry in SITE.iterdir():
         if not entry.name.startswith(("smlightning", "__editable__")):
             (folder / "packages" / entry.name).symlink_to(entry)

@@ -5,8 +5,6 @@ links, sshd.
 """
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -49,21 +47,18 @@ exec "$@"
 """
 
 
-def run(
-    folder: Path, hosts: list[dict[str, str]], command: list[str], stop_after: str = ""
-) -> list[int]:
+def run(folder: Path, hosts: list[dict[str, str]], command: list[str]) -> list[int]:
     """Exit codes of the hosts, each of which runs the command as its first process.
 
     ``folder`` then holds their output: ``log-0``, ``log-1``.
 
     Args:
         hosts: variables of each host's processes, with its NAME, and BASE, its /opt/ml.
-        stop_after: text of the first host's log after which each first process gets SIGTERM.
     """
     common = {"RUN": str(folder), "HOME": str(folder / "home")}
     hosts = [{**host, **common, "ADDRESS": f"10.77.0.{i}"} for i, host in enumerate(hosts, 1)]
     prepare(folder, hosts)
-    plan = {"hosts": hosts, "command": command, "stop_after": stop_after}
+    plan = {"hosts": hosts, "command": command}
     (folder / "plan.json").write_text(json.dumps(plan))
     outer = [*UNSHARE, sys.executable, __file__, str(folder)]
     subprocess.run(outer, timeout=400, check=True)
@@ -105,7 +100,6 @@ def inside(run: Path) -> None:
     bridge = "ip link add br0 type bridge; ip link set br0 up"
     subprocess.run(["sh", "-ec", bridge], check=True)
     children = []
-    first_processes = []
     for i, host in enumerate(plan["hosts"]):
         log = (run / f"log-{i}").open("w")
         child = subprocess.Popen(
@@ -118,18 +112,10 @@ def inside(run: Path) -> None:
         born = Path(f"/proc/{child.pid}/task/{child.pid}/children")
         while not (pid := born.read_text().strip()) and child.poll() is None:
             time.sleep(0.05)  # its child is born in its namespaces
-        first_processes.append(int(pid))
         link = (
             f"ip link add v{i} type veth peer name eth0 netns {pid}; ip link set v{i} master br0 up"
         )
         subprocess.run(["sh", "-ec", link], check=True)
-    stop_after = plan["stop_after"].encode()
-    while stop_after and children[0].poll() is None:
-        if stop_after in (run / "log-0").read_bytes():
-            for pid in first_processes:
-                os.kill(pid, signal.SIGTERM)
-            break
-        time.sleep(0.1)
     codes = [child.wait() for child in children]
     (run / "codes.json").write_text(json.dumps(codes))
 
