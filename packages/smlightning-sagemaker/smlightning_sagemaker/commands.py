@@ -174,17 +174,20 @@ def report(results: Sequence[Finding], file: Path | None) -> None:
 def submit(arguments: argparse.Namespace, project: Project) -> int:
     """Build the request, check it, show it, ask the user, send it, and follow the job."""
     from smlightning_sagemaker import preflight
-    from smlightning_sagemaker.job import job, sending
+    from smlightning_sagemaker.job import job, price, sending
 
     wanted = job.load(arguments.job, project)
     destination = destination_of(wanted, arguments)
-    results, body = preflight.offline_checks(wanted, project, destination)
-    if not passes(arguments, project, wanted, results, body):
+    results, body = preflight.judged(wanted, project, destination, offline=arguments.dry_run)
+    if print_findings(results, arguments.accept):
         return 1
-    assert body
+    if body is None:
+        raise UserError("an accepted error prevents the request", "correct the errors above")
     if arguments.dry_run:
         print(json.dumps(body, indent=2))
         return 0
+    print(preflight.summary(wanted, project))
+    print(price.cost(wanted))
     fingerprint = sending.fingerprint(wanted, project)
     before = sent_jobs.same(project, fingerprint)
     if before:
@@ -215,35 +218,6 @@ def destination_of(wanted: "Job", arguments: argparse.Namespace) -> "Destination
         return request.dry_destination(wanted)
     aws.client("sts", wanted.region).get_caller_identity()  # fails without credentials
     return sending.account_destination(wanted, create=False)
-
-
-def passes(
-    arguments: argparse.Namespace,
-    project: Project,
-    wanted: "Job",
-    results: Sequence[Finding],
-    body: dict[str, Any] | None,
-) -> bool:
-    """Check the account and print all findings; print hosts and cost if there is no error.
-
-    Raises:
-        UserError: every error was accepted, but no request could be built.
-    """
-    from smlightning_sagemaker import preflight
-    from smlightning_sagemaker.job import price
-    from smlightning_sagemaker.preflight import account, requirements
-
-    if body and not arguments.dry_run:
-        results = [*results, *account.check(wanted, body, project)]
-        results += requirements.resolved(wanted, project)
-    if print_findings(results, arguments.accept):
-        return False
-    if body is None:
-        raise UserError("an accepted error prevents the request", "correct the errors above")
-    if not arguments.dry_run:
-        print(preflight.summary(wanted, project))
-        print(price.cost(wanted))
-    return True
 
 
 def print_findings(results: Sequence[Finding], accepted: Sequence[str]) -> bool:

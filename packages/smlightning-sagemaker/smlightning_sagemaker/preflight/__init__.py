@@ -14,6 +14,7 @@ from smlightning_sagemaker.job import aws, request
 from smlightning_sagemaker.job.job import Job
 from smlightning_sagemaker.job.request import Destination
 from smlightning_sagemaker.preflight import (
+    account,
     channels,
     checkpoints,
     environment,
@@ -30,7 +31,7 @@ from smlightning_sagemaker.preflight import (
 from smlightning_sagemaker.preflight.summary import passed, rehearsal, summary
 from smlightning_sagemaker.project import Project
 
-__all__ = ["CHECKS", "offline_checks", "passed", "rehearsal", "run", "summary"]
+__all__ = ["CHECKS", "judged", "offline_checks", "passed", "rehearsal", "run", "summary"]
 
 Check = Callable[[Job, dict[str, Any], Project], Iterator[Finding]]
 
@@ -92,8 +93,6 @@ def offline_checks(
 ) -> tuple[list[Finding], dict[str, Any] | None]:
     """The findings that need no network, and the request if botocore would send it.
 
-    `submit` sends this request, unless a finding is an error.
-
     Args:
         job: of job.toml.
         project: whose src/ would be sent.
@@ -106,6 +105,24 @@ def offline_checks(
     except UserError as failure:
         return [from_error("job.toml", failure)], None
     return [finding for check in CHECKS for finding in check(job, body, project)], body
+
+
+def judged(
+    job: Job, project: Project, destination: Destination | None = None, *, offline: bool = False
+) -> tuple[list[Finding], dict[str, Any] | None]:
+    """All findings about a request, for preflight and for `submit`, and the request.
+
+    Args:
+        job: of job.toml.
+        project: whose src/ would be sent.
+        destination: role and bucket in the account; None: the account is not asked.
+        offline: connect neither to AWS nor to a package index.
+    """
+    findings, body = offline_checks(job, project, destination)
+    findings += requirements.resolved(job, project, offline=offline)
+    if body and destination and not offline:
+        findings += account.check(job, body, project)
+    return findings, body
 
 
 def run(
@@ -123,11 +140,6 @@ def run(
         offline: connect neither to AWS nor to a package index.
         accept: keys whose errors become warnings.
     """
-    from smlightning_sagemaker.preflight import account
-
     destination, unanswered = (None, []) if offline else account.destination(job)
-    findings, body = offline_checks(job, project, destination)
-    findings += [*unanswered, *requirements.resolved(job, project, offline=offline)]
-    if body and destination:
-        findings += account.check(job, body, project)
-    return ordered(findings, accept)
+    findings, _ = judged(job, project, destination, offline=offline)
+    return ordered([*findings, *unanswered], accept)
