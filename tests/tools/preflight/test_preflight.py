@@ -101,11 +101,12 @@ def test_the_holes_of_an_image_are_one_warning(good, changes, words):
 
 def test_a_job_resumes_from_auto_never_or_a_path(good):
     levels = {}
-    for value in ("auto", "never", "nevr", "/opt/ml/checkpoints/000007-step000390-0.ckpt"):
+    for value in ("auto", "never", "nevr", "/opt/ml/checkpoints/000007-step000390-0.ckpt", "~/x/1"):
         job = good.replace(hyperparameters={"resume": value})
         found = channels.local_paths(job, {}, PROJECT)
         levels[value] = [(each.level, each.key) for each in found]
-    assert levels.pop("nevr") == [("error", "hyperparameters.resume")]
+    for wrong in ("nevr", "~/x/1"):
+        assert levels.pop(wrong) == [("error", "hyperparameters.resume")]
     assert not any(levels.values())
 
 

@@ -62,18 +62,17 @@ def local_paths(job: Job, request: dict[str, Any], project: Project) -> Iterator
     declared = declared_options(project.options().cls)
     for option, value in texts_of_options(job, project).items():
         key = f"hyperparameters.{option}"
-        is_output = option in declared and declared[option].resume in ("free", "path")
+        resumes = declared[option].resume if option in declared else ""
+        is_output = resumes in ("free", "path") and option != "resume" and not paths.is_file(value)
         if value.startswith("s3://"):
             problem = f'"{value[:80]}" is an address in S3, and training reads local files'
             yield warning(key, problem, "write it under [channels], and the channel here")
-        elif option == "resume":
-            if "/" not in value and value not in ("auto", "never"):
-                problem = f'found "{value[:80]}", expected auto, never or the path of a checkpoint'
-                hint = f'write "auto", or "{paths.CHANNELS}NAME/FILE.ckpt"'
-                yield error(key, problem, hint)
-        elif is_output and not paths.is_file(value):
+        elif option == "resume" and "/" not in value and value not in ("auto", "never"):
+            problem = f'found "{value[:80]}", expected auto, never or the path of a checkpoint'
+            yield error(key, problem, f'write "auto", or "{paths.CHANNELS}NAME/FILE.ckpt"')
+        elif is_output or paths.travels(project, value):
             continue
-        elif paths.is_local(option, value) and not paths.travels(project, value):
+        elif paths.is_local(option, value):
             # An image of your own may have such a path, too.
             may_exist = images.profile(job) is None and value.startswith("/")
             level = warning if may_exist and not paths.exists(value) else error
