@@ -221,7 +221,7 @@ FAULTS: dict[str, tuple[set[int], str, bool]] = {  # statuses; rank 0's failure;
     "raises": ({1}, f"{LOST} failed: ValueError: a broken cable", True),
     "aborts": ({1, -6}, LOST, True),
     "is_killed": ({1, -9, -6}, LOST, False),  # benchmarks/stress.py has these on gloo
-    "sleeps": ({1, -6}, f"{LOST} made its last progress", False),
+    "sleeps": ({1, -6}, f"no progress for 30 s.*{LOST} was in", False),
     "is_stopped": ({143}, "", False),
     "out_of_memory": ({1}, "(?i)memory", False),
 }

@@ -312,7 +312,7 @@ def hangs(count: int, seed: int, folder: Path, hang_seconds: float = 60.0) -> It
             os.kill(process.pid or 0, signal.SIGSTOP)
         start, seconds, line = time.monotonic(), float("inf"), ""
         while time.monotonic() - start < 2 * hang_seconds and not line:
-            found = re.search(rf"^error: rank {victim} on host localhost.*", job.text, re.M)
+            found = re.search(rf"^error: no progress.* rank {victim} on host.*", job.text, re.M)
             if found:
                 seconds, line = time.monotonic() - start, found[0]
             time.sleep(0.1)
@@ -321,8 +321,11 @@ def hangs(count: int, seed: int, folder: Path, hang_seconds: float = 60.0) -> It
             os.kill(process.pid or 0, signal.SIGCONT)
         ended = job.wait(2 * hang_seconds)
         statuses, stacks = job.statuses(), job.text.count("stacks of rank")
-        # The sentence tells where the rank is, not how it began.
-        good = line and not re.search(r"(train|signals)\.py", line) and seconds <= hang_seconds
+        expected = "does not answer" if is_paused else r"was in .*\bhang\b"
+        good = re.search(rf"rank {victim} on host localhost {expected}", line)
+        # The sentence tells where a rank is, not how it began. Ranks wait for each other's lines.
+        good = good and not re.search(r"(train|signals)\.py", line)
+        good = good and seconds <= hang_seconds + 15
         good = good and ended is not None and all(statuses) and stacks >= n - is_paused
         yield (
             f"{verdict(good)} rank {victim} of {n} {'was paused' if is_paused else 'slept'}: "

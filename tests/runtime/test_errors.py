@@ -3,7 +3,6 @@
 import errno
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,8 @@ import torch
 from torch.distributed import DistBackendError, DistNetworkError, DistStoreError
 
 from smlightning import errors
-from smlightning.cluster import session
-from smlightning.errors import UserError, as_user_error, is_disk_full, write_failure
+from smlightning.cluster import ending
+from smlightning.errors import UserError, as_user_error, is_disk_full
 
 
 class MisconfigurationException(Exception):
@@ -89,7 +88,7 @@ def test_memory_errors_of_cuda_are_sentences_and_no_lost_rank(
     found = as_user_error(error)
     assert found and "GPU" in found.problem and "batch_size" in found.cure
     assert "\n" not in found.problem
-    assert not session.lost_a_rank(error)
+    assert not ending.lost_a_rank(error)
     if "NCCL" in text:
         assert "Cuda failure 2 'out of memory'" in found.problem
 
@@ -125,7 +124,7 @@ CLOSED = "Connection was likely closed. Did the remote server shutdown or crash?
     ],
 )
 def test_only_an_error_of_the_other_side_is_a_lost_rank(error: Exception, is_lost: bool) -> None:
-    assert session.lost_a_rank(error) == is_lost
+    assert ending.lost_a_rank(error) == is_lost
 
 
 def test_the_reason_that_nccl_gives_is_one_line() -> None:
@@ -177,14 +176,3 @@ def test_a_failed_picture_is_a_warning(capsys: pytest.CaptureFixture[str]) -> No
     with errors.warn_on_failure("drawing"):
         raise wrapped(KeyError("inner"))
     assert "warning: drawing failed (ValueError: 'inner')" in capsys.readouterr().err
-
-
-def test_the_first_failure_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_failure("outside SageMaker nothing is written")
-    assert not list(tmp_path.iterdir())
-    monkeypatch.setenv("SM_OUTPUT_DIR", str(tmp_path))
-    write_failure("first")
-    write_failure("second")
-    assert (tmp_path / "failure").read_text() == "first"
-    monkeypatch.setenv("SM_OUTPUT_DIR", str(tmp_path / "missing"))
-    write_failure("a folder that is missing is no error of its own")

@@ -10,7 +10,6 @@ import signal
 
 import pytest
 import pytorch_lightning as pl
-import torch
 from pytorch_lightning.demos.boring_classes import BoringModel
 from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
 from pytorch_lightning.strategies import ModelParallelStrategy
@@ -126,25 +125,3 @@ def test_weights_are_restored_before_callbacks_and_loops() -> None:
     assert restore.index("restore_model") < restore.index("restore_callbacks")
     source = inspect.getsource(_CheckpointConnector.restore_training_state)
     assert "restore_loops" in source and "restore_callbacks" not in source
-
-
-def test_torch_calls_back_when_compiling_begins_and_ends() -> None:
-    """training/watchdog.py pauses meanwhile."""
-    from torch._dynamo.callback import callback_handler
-
-    calls = []
-
-    def begins(*_: object) -> None:
-        calls.append("begins")
-
-    def ends(*_: object) -> None:
-        calls.append("ends")
-
-    callback_handler.register_start_callback(begins)
-    callback_handler.register_end_callback(ends)
-    try:
-        torch.compile(torch.neg, backend="eager")(torch.ones(2))
-    finally:
-        callback_handler.remove_start_callback(begins)
-        callback_handler.remove_end_callback(ends)
-    assert calls and calls == ["begins", "ends"] * (len(calls) // 2)

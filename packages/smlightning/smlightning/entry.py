@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from smlightning.cluster import signals
+from smlightning.cluster import ending, signals
 from smlightning.options import parse_command_line
 
 
@@ -27,5 +27,6 @@ def main(train: Callable[[Any], None], cls: type, description: str | None) -> in
     try:
         options = parse_command_line(cls, sys.argv[1:], description=description)
     except Exception as error:
-        return signals.report(error, 2)
-    return signals.run(partial(train, options))
+        return ending.report(error, 2)
+    status = ending.run(partial(train, options))
+    return status or signals.complete()

@@ -1,4 +1,4 @@
-"""Errors that the user can correct, as a problem and its cure; and SageMaker's failure file."""
+"""Errors that the user can correct, as a problem and its cure."""
 
 import contextlib
 import errno
@@ -241,19 +241,3 @@ def run_command(body: Callable[[], None]) -> int:
         print(f"error: {user_error}", file=sys.stderr)
         return 1
     return 0
-
-
-def write_failure(text: str) -> None:
-    """Write ``text`` to SageMaker's file output/failure, unless the file exists.
-
-    Its first 1024 characters become the job's FailureReason. If the file is missing, the toolkit
-    writes what it caught of standard error from the first line with a Python exception: often not
-    the cause.
-    """
-    folder = os.environ.get("SM_OUTPUT_DIR")
-    if folder is None:
-        return
-    file = Path(folder) / "failure"
-    # FileExistsError, too: the first text stays.
-    with contextlib.suppress(OSError), file.open("x", encoding="utf-8") as stream:
-        stream.write(text)

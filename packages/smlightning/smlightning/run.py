@@ -32,10 +32,10 @@ from smlightning.reports.profiler import NoProfiler
 from smlightning.reports.progress import ProgressReport
 from smlightning.training.buckets import BucketOrder
 from smlightning.training.checks import check_complete, training_checks
+from smlightning.training.hangs import HangTimeout
 from smlightning.training.loop import ValidationSteps
 from smlightning.training.options import TrainerOptions
 from smlightning.training.seeds import StepSeed
-from smlightning.training.watchdog import HangWatchdog
 
 
 class Run:
@@ -98,7 +98,7 @@ class Run:
         """
         chosen = self.options
         return [
-            HangWatchdog(chosen.hang_seconds),
+            HangTimeout(chosen.hang_seconds),
             *training_checks(data_divided),
             StepSeed(chosen.seed),
             BucketOrder(),

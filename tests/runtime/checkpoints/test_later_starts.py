@@ -21,7 +21,7 @@ from small_training import (
     saved_weights,
 )
 from smlightning.checkpoints import files
-from smlightning.cluster import signals
+from smlightning.cluster import ending, signals
 from smlightning.errors import UserError
 
 ORDINARY = 2 * BATCHES  # batches of a run of two epochs
@@ -87,7 +87,7 @@ class Stopping(Line):
 
 def forget_signal() -> None:
     """Reset the signal state to that of a new process."""
-    signals._state.requested, signals._state.deadline = "", math.inf
+    signals._state.requested, ending._state.stopped_at = "", math.inf
 
 
 @pytest.mark.parametrize("averaged", [False, True])
@@ -102,7 +102,7 @@ def test_a_stop_within_validation_changes_no_weights(
     with monkeypatch.context() as patch:
         patch.setattr(Stopping, "at_step", BATCHES)
         try:
-            with pytest.raises(signals.Stopped):
+            with pytest.raises(ending.Stopped):
                 run("stopped")
         finally:
             forget_signal()
@@ -118,7 +118,7 @@ def test_a_stop_at_the_start_prints_a_command_that_starts_again(
     path = str(files.newest(directory()))
     monkeypatch.setattr(signals._state, "requested", "SIGTERM")
     try:
-        with pytest.raises(signals.Stopped):
+        with pytest.raises(ending.Stopped):
             fit(data=Resumable, resume=path, output_dir="elsewhere")
     finally:
         forget_signal()

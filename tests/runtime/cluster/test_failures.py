@@ -17,12 +17,12 @@ import pytorch_lightning as pl, torch, torch._dynamo
 import dist
 from smlightning.reports import log
 from smlightning import errors
-from smlightning.cluster import session
+from smlightning.cluster import ending, session
 from smlightning.training.seeds import StepSeed
-from smlightning.training.watchdog import HangWatchdog
+from smlightning.training.hangs import HangTimeout
 
 RANK = int(os.environ["RANK"])
-session.CAUSE_SECONDS = 2.0
+ending.CAUSE_SECONDS = 2.0
 
 class Net(torch.nn.Sequential):
     def forward(self, x):
@@ -53,7 +53,7 @@ def fit(hang_seconds=30.0, more=()):
     strategy, devices, num_nodes = dist.get_initialization_info()
     trainer = pl.Trainer(accelerator="cpu", strategy=strategy, devices=devices,
                          num_nodes=num_nodes, max_epochs=1,
-                         callbacks=[HangWatchdog(hang_seconds), StepSeed(0), *more], logger=False,
+                         callbacks=[HangTimeout(hang_seconds), StepSeed(0), *more], logger=False,
                          enable_checkpointing=bool(more), enable_progress_bar=False,
                          enable_model_summary=False, num_sanity_val_steps=0)
     model = Model()
@@ -109,7 +109,11 @@ CLOSED = "socketProgress: Connection closed by remote peer ip-10-0-2-5<43567>"
 @pytest.mark.parametrize(
     ("last", "ranks", "words"),
     [
-        (TIMED_OUT, (1,), f"rank 1 on host algo-2 failed: DistBackendError: .*{TIMED_OUT}"),
+        (
+            TIMED_OUT,
+            (1,),
+            rf"rank 1 on host algo-2 failed: job\.py:\d+ before_step: Dist.*{TIMED_OUT}",
+        ),
         (CLOSED, (0, 1), CLOSED),
     ],
 )
@@ -126,37 +130,24 @@ def test_the_reason_of_nccl_is_in_the_log_and_the_failure_file(
         assert "exited without an error message" not in cause
 
 
-SLOW = """
-compiled = []
-torch._dynamo.config.optimize_ddp = False  # one graph, not one for each bucket
-
-def backend(graph, inputs):
-    compiled.append(graph)
-    time.sleep(6 * (RANK == 1 and len(compiled) == 2))
-    return graph
-
+HANGS = """
 def before_step(model, i):
-    if {compile} and i == 0:
-        model.net.compile(backend=backend, dynamic=False)
-    elif not {compile}:
-        time.sleep(6 * (RANK == 1 and i == 10))
+    time.sleep(100 * (RANK == 1 and i == 10))
 
 with dist.session():
     fit(hang_seconds=4.0)
-assert len(compiled) == 2 * {compile}, len(compiled)
 """
 
 
-@pytest.mark.parametrize("compile", [pytest.param(True, marks=pytest.mark.long), False])
-def test_compiling_is_no_hang(compile: bool, tmp_path: Path) -> None:
-    """Batches change their shape: a rank compiles for longer than the hang timeout."""
-    ranks = start(tmp_path, SLOW.format(compile=compile))
-    statuses, said = forked.wait_for_all(ranks, 120)
-    assert statuses == ((0, 0) if compile else (1, 1)), said
-    for number in range(2 * (not compile)):
+def test_ranks_that_hang_end_with_their_stacks_and_the_line_of_each(tmp_path: Path) -> None:
+    statuses, said = forked.wait_for_all(start(tmp_path, HANGS), 60)
+    assert statuses == (1, 1), said
+    for number, log in enumerate(said):
         cause = (tmp_path / f"output{number}" / "failure").read_text()
-        assert "rank 1 on host algo-2 made its last progress" in cause
-        assert re.search(r"rank 1 was in step 11, job\.py:\d+ before_step", cause), cause
+        assert cause.startswith("no progress for 4 s: "), cause
+        line = r"rank 1 on host algo-2 was in step 11, job\.py:\d+ before_step"
+        assert re.search(line, cause) and "rank 0 on host algo-1 was in backward of step 1" in cause
+        assert f"stacks of rank {number} on host" in log and f"error: {cause}" in log
 
 
 ABORTED = """

@@ -11,7 +11,7 @@ import pytorch_lightning as pl
 import torch
 
 import checkout
-from smlightning.cluster import signals
+from smlightning.cluster import ending, signals
 from smlightning.reports import curves
 from smlightning_sagemaker.testing import owner, recording
 from smlightning_sagemaker.testing.processes import Record
@@ -117,7 +117,7 @@ def train(
     seen: dict[str, Any] = {"stopped": False, "error": ""}
     try:
         train_py.train(train_py.Options(**{**options, "log_every": LOG_EVERY}))
-    except signals.Stopped:
+    except ending.Stopped:
         seen["stopped"] = True
     except Exception as error:
         if not fail_at:

@@ -26,13 +26,13 @@ from smlightning.checkpoints.position import Position
 from smlightning.checkpoints.snapshot import snapshot
 from smlightning.checkpoints.unsupported import averages_weights, check_trainer
 from smlightning.checkpoints.writer import CheckpointWriter
-from smlightning.cluster import collectives, session, signals
+from smlightning.cluster import collectives, ending, exchange, session, signals
 from smlightning.cluster.sharding import ShardedStrategy
 from smlightning.cluster.shards import weights_like
 from smlightning.data.stateful import resumes_exactly
 from smlightning.errors import UserError
 from smlightning.options import Option
-from smlightning.training import loop, watchdog
+from smlightning.training import hangs, loop
 from smlightning.training.rank_checks import equal_on_ranks, equally_many
 
 RERUN = "start the same command again"
@@ -106,7 +106,7 @@ class Checkpoints(Checkpoint):
             number = files.next_number(self.directory)
             return [number, point and str(point.path), point and point.complete]
 
-        self.first_number, path, complete = session.from_rank_0("resume", decide)
+        self.first_number, path, complete = exchange.from_rank_0("resume", decide)
         problem = ""
         if cluster.local_rank == 0:
             files.remove_temporary(self.directory)
@@ -115,8 +115,8 @@ class Checkpoints(Checkpoint):
                 files.verified(Path(path))
             except UserError as error:
                 problem = error.problem
-        problems = session.to_rank_0("checkpoint files", problem)
-        missing = session.from_rank_0(
+        problems = exchange.to_rank_0("checkpoint files", problem)
+        missing = exchange.from_rank_0(
             "missing files",
             lambda: [[cluster.name(rank), text] for rank, text in enumerate(problems) if text][:1],
         )
@@ -414,7 +414,7 @@ class Checkpoints(Checkpoint):
         Args:
             wait: return when it is on disk; else when it is copied.
         """
-        with watchdog.pause_watchdog():
+        with hangs.slow():
             self._wait_until_written()
             trainer.save_checkpoint(self.directory, storage_options=self.position)
             if wait:
@@ -444,7 +444,7 @@ class Checkpoints(Checkpoint):
                 file=sys.stderr,
                 flush=True,
             )
-        raise signals.Stopped
+        raise ending.Stopped
 
 
 def _global_batches(trainer: pl.Trainer) -> int:

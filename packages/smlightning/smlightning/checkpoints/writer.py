@@ -13,8 +13,8 @@ import torch.distributed
 from smlightning.checkpoints import files
 from smlightning.checkpoints.position import Position
 from smlightning.checkpoints.snapshot import snapshot
-from smlightning.cluster import session, shards
-from smlightning.cluster.session import RankStore
+from smlightning.cluster import exchange, session, shards
+from smlightning.cluster.store import RankStore
 from smlightning.files import checkpoint_line
 
 KEPT_KEY = "checkpoint/kept"  # the newest number, and which files are still needed
@@ -81,7 +81,7 @@ class CheckpointWriter:
 
     @cached_property
     def _store(self) -> RankStore:
-        return session.connect(self._cluster)
+        return session.connect()
 
     def resume_from(self, position: Position, best: Mapping[str, Any] | None = None) -> None:
         """Continue after a checkpoint of ``position``.
@@ -156,7 +156,7 @@ class CheckpointWriter:
             written = [names]
             if self.is_sharded:
                 ranks = range(self._shard_size)
-                written = session.wait_for_ranks(self._store, key, ranks, self._cluster)
+                written = exchange.wait_for_ranks(self._store, key, ranks, self._cluster)
             if not all(written):
                 raise torch.distributed.DistNetworkError("a rank could not write its shard")
             every = {kind: [own[kind] for own in written if own[kind]] for kind in names}

@@ -1,16 +1,15 @@
-"""Ends a process: with its status, one sentence for a mistake, and in order after a signal.
+"""Stops a run in order after a signal.
 
 SIGTERM, Ctrl-C, and SIGUSR1, which many Slurm scripts have sent before the time limit, stop a run.
 
 Nothing heavy is imported, so a run can be stopped from its first moment on.
 
 While ranks work together (:func:`defer`) the handler only records the signal: they agree on it
-between steps, write one checkpoint and leave together. Otherwise it raises :class:`Stopped` at
+between steps, write one checkpoint and leave together. Otherwise it raises ``ending.Stopped`` at
 once. A thread ends a process that waits in native code, and one that gets a second signal.
 """
 
 import atexit
-import contextlib
 import faulthandler
 import math
 import os
@@ -19,13 +18,11 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
-from smlightning import errors
+from smlightning.cluster import ending
 
-STATUS = 128 + signal.SIGTERM
 GRACE = 3.0  # seconds in which a process has to leave once nothing is left to save
 SAME = 1.0  # seconds in which signals are one: a terminal and torchrun's agent both pass Ctrl-C on
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
@@ -39,62 +36,10 @@ class _State:
 
     requested: str = ""  # name of the signal
     deferred: bool = False  # whether the ranks check `requested` between steps
-    deadline: float = math.inf  # time.monotonic() at which a thread ends the process
     advice: str = "nothing was trained yet: start the same command again"
 
 
 _state = _State()
-
-
-class Stopped(SystemExit):
-    """Ends the process with status 143, as the shell reports one that SIGTERM ended."""
-
-    def __init__(self) -> None:
-        super().__init__(STATUS)
-        _state.deadline = time.monotonic() + GRACE
-
-
-def run(job: Callable[[], None]) -> int:
-    """Run ``job``; print a mistake of the user as a sentence.
-
-    Returns:
-        The status of the process: 0 when the job is done; 1 for a mistake; 143 after a signal.
-    """
-    try:
-        job()
-    except Stopped:
-        raise
-    except SystemExit as error:
-        return report(left_early(error), 1)
-    except Exception as error:
-        return report(error, 1)
-    return complete()
-
-
-def left_early(error: SystemExit) -> errors.UserError:
-    """The error for code that calls ``sys.exit`` before the job is done."""
-    return errors.UserError(
-        f"sys.exit({error.code!r}) ended the run before it was complete, and nothing is saved",
-        "raise an error there; to end training early and keep it, set trainer.should_stop = True",
-    )
-
-
-def report(error: Exception, status: int) -> int:
-    """Print a mistake of the user and return the process's status; raises any other error."""
-    ignore_ended_workers()
-    user_error = errors.as_user_error(error)
-    if user_error is None:
-        raise error
-    _print_user_error(user_error, error)
-    return STATUS if _state.requested else status
-
-
-def _print_user_error(user_error: errors.UserError, error: BaseException) -> None:
-    """Print the sentence for an error, and write it to SageMaker's failure file."""
-    if isinstance(error, BrokenPipeError):
-        errors.discard_stdout()
-    print(f"error: {user_error}", file=sys.stderr)
-    errors.write_failure(str(user_error))
 
 
 def install() -> None:
@@ -106,8 +51,7 @@ def install() -> None:
     writer.setblocking(False)
     signal.set_wakeup_fd(writer.detach(), warn_on_full_buffer=False)
     threading.Thread(target=_watch, args=(reader,), name="stop", daemon=True).start()
-    sys.excepthook = _print_exception
-    atexit.register(_exit_if_leaving)
+    atexit.register(ending.exit_if_stopped)
     if hasattr(os, "register_at_fork"):  # Windows has no fork
         os.register_at_fork(after_in_child=_release_signals)
     for number in SIGNALS:  # last: from here on one may come
@@ -122,14 +66,6 @@ def requested() -> bool:
 def name() -> str:
     """The signal that stops this process."""
     return _state.requested or "a signal to another rank"
-
-
-def leaving() -> bool:
-    """Whether this process has begun to stop.
-
-    A bare ``except:``, as in fsspec's ``exists``, may have swallowed :class:`Stopped`.
-    """
-    return _state.deadline < math.inf
 
 
 def defer(advice: str) -> None:
@@ -147,7 +83,7 @@ def exit_on_signal() -> None:
     _state.deferred = False
     if _state.requested:
         _print_stopped()
-        raise Stopped
+        raise ending.Stopped
 
 
 def complete() -> int:
@@ -156,21 +92,6 @@ def complete() -> int:
         if signal.getsignal(number) is _handle:
             signal.signal(number, signal.SIG_IGN)
     return 0
-
-
-def exit_without_cleanup() -> None:
-    """After a failure: skip what native libraries do at the end of a process, which may block."""
-    atexit.register(_exit, 1)
-
-
-def ignore_ended_workers() -> None:
-    """After an error: torch's handler of SIGCHLD no longer raises another one.
-
-    Workers of one loader often die together, and the second may die while the error of the first
-    is reported.
-    """
-    with contextlib.suppress(AttributeError, ValueError):  # Windows; not the main thread
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def ignore_signals_in_workers(*_: Any) -> None:
@@ -227,35 +148,7 @@ def _handle(number: int, _: Any) -> None:
     _state.requested = signal.Signals(number).name
     if not _state.deferred:
         _print_stopped()
-        raise Stopped
-
-
-def _exit_if_leaving() -> None:
-    """Exit with 143 before Python restores the system's handlers: SIGINT would make it 130."""
-    if leaving():
-        _exit(STATUS)
-
-
-def _exit(status: int) -> NoReturn:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(STATUS if leaving() else status)
-
-
-def _print_exception(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
-    """For ``sys.excepthook``: errors of imports, and those that are no mistake of the user.
-
-    An import that Stopped interrupts may raise any error.
-    """
-    if _state.requested and not _state.deferred:
-        _exit(STATUS)
-    user_error = errors.as_user_error(error)
-    if user_error:
-        _print_user_error(user_error, error)
-        return
-    errors.write_failure(errors.described(error))  # an earlier text stays
-    print(f"error: {errors.described(error)}; its stack trace follows", file=sys.stderr)
-    sys.__excepthook__(kind, error, traceback)
+        raise ending.Stopped
 
 
 def _print_stopped() -> None:
@@ -265,7 +158,7 @@ def _print_stopped() -> None:
 
 def _watch(reader: socket.socket) -> None:
     """End the process if its time to stop is over or a second signal came."""
-    first_signal = 0.0
+    first_signal = deadline = math.inf
     reader.settimeout(0.2)
     while True:
         try:
@@ -273,17 +166,14 @@ def _watch(reader: socket.socket) -> None:
         except TimeoutError:
             number = 0
         now = time.monotonic()
-        is_second = False
-        if number in SIGNALS and first_signal:
-            is_second = now > first_signal + SAME
-        elif number in SIGNALS:
-            first_signal = now
+        if number in SIGNALS and now > first_signal + SAME:
+            ending.exit_stopped(f"ended by a second signal; {_state.advice}")
+        if number in SIGNALS:
+            first_signal = min(first_signal, now)
             if not _state.deferred:
-                _state.deadline = min(_state.deadline, now + GRACE)
-        if is_second or now > _state.deadline:
-            reason = "a second signal" if is_second else f"{name()}: the run did not stop in time"
-            os.write(2, f"ended by {reason}; {_state.advice}\n".encode())
-            os._exit(STATUS)
+                deadline = min(deadline, now + GRACE)
+        if now > min(deadline, ending.stopped_at() + GRACE):
+            ending.exit_stopped(f"ended by {name()}: the run did not stop in time; {_state.advice}")
 
 
 def _release_signals() -> None:

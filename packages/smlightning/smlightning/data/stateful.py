@@ -21,7 +21,7 @@ from pytorch_lightning.utilities.combined_loader import CombinedLoader
 from torch.utils.data import DataLoader, IterableDataset
 
 from smlightning import torch_files
-from smlightning.cluster import collectives, session
+from smlightning.cluster import collectives, exchange
 from smlightning.data import rng
 from smlightning.errors import UserError
 
@@ -239,9 +239,8 @@ def states_of_ranks(loaders: Sequence[StatefulLoader], batches: int) -> list[dic
     text = base64.b64encode(_encoded(of_this_rank)).decode()
     pieces = []  # for each, those of all ranks
     while collectives.any_rank(bool(text)):
-        pieces.append(session.to_rank_0("states of loaders", text[:PIECE]))
+        pieces.append(exchange.to_rank_0("states of loaders", text[:PIECE]))
         text = text[PIECE:]
-    session.forget_sent()
     contents = map("".join, zip(*pieces, strict=True))
     return [torch_files.load(base64.b64decode(content)) for content in contents]
 

@@ -2,7 +2,7 @@
 
 A thread of Python's queue sends a worker's batches. If torch cannot allocate memory in a full
 /dev/shm (torch 2.13; earlier versions die of SIGBUS), Python prints a stack trace, drops the batch
-and continues. The main process would wait for the batch until a watchdog ends the job.
+and continues. The main process would wait for the batch until the hang timeout ends the job.
 """
 
 import os

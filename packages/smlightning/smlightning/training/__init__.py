@@ -5,8 +5,7 @@
 - `loaders`: training loaders that continue within an epoch: ``ResumableLoaders``.
 - `buckets`: the order of DDP's buckets: ``BucketOrder``.
 - `loop`: the position of Lightning's loop, and its validations: ``ValidationSteps``.
-- `hangs`: which rank hangs, and where: ``find_hang``.
-- `watchdog`: ends a job whose ranks hang: ``HangWatchdog``, ``pause_watchdog``.
+- `hangs`: ends a job whose ranks hang: ``HangTimeout``, ``slow``.
 - `checks`: mistakes found before training or in its first epoch: ``training_checks``,
   ``check_complete``.
 - `rank_checks`: ranks that differ, or train on the same data: ``EqualRanks``, ``DividedData``,

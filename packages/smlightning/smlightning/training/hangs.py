@@ -1,99 +1,130 @@
-"""Finds the rank that hangs from the ranks' heartbeats, and the line that a process executes.
+"""The hang timeout: a rank that makes no progress prints its stacks, and the job ends."""
 
-In a hang the ranks wait in some collective for the rank that has made the least progress. A process
-that is paused or lost sends no heartbeats.
-"""
-
+import faulthandler
+import math
 import sys
 import threading
-import traceback
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from types import CodeType, FrameType
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
-from smlightning.cluster.location import Cluster
-from smlightning.cluster.session import End
-from smlightning.errors import PACKAGE, is_users_file
+import pytorch_lightning as pl
 
-NAMED_PLACES = 8  # ranks whose places a verdict lists
+from smlightning.cluster import ending, session
+from smlightning.training import loop
 
-
-@dataclass(frozen=True)
-class Heartbeat:
-    """A rank's report on itself, every few seconds."""
-
-    number: int
-    marks: int  # progress of its training
-    idle: float  # seconds since its last mark, less for slow phases
-    place: str  # its activity and its line of code
-    seconds: float  # since its last mark
+SLOW_FACTOR = 10  # of the timeout, while a checkpoint is written: the disk may have failed
 
 
-@dataclass(frozen=True)
-class Heard:
-    """The latest heartbeat of a rank, and the time of its first reading (``time.monotonic()``)."""
+class _Progress:
+    """The main thread's last mark (``time.monotonic()``), infinite while nothing is watched."""
 
-    heartbeat: Heartbeat
-    at: float
-
-
-def find_hang(
-    latest: Mapping[int, Heard], now: float, limit: float, cluster: Cluster
-) -> End | None:
-    """The end of a job in which a rank has been silent or idle for ``limit`` seconds; else None.
-
-    Args:
-        latest: the heartbeat of each rank that has sent one.
-    """
-    silent = {rank: now - heard.at for rank, heard in latest.items() if now - heard.at > limit}
-    if silent:
-        problems = [
-            f"{cluster.name(rank)} has been silent for {seconds:.0f} s"
-            for rank, seconds in silent.items()
-        ]
-        return _verdict(problems, latest, "see its log and the stacks of the others")
-    if not any(heard.heartbeat.idle > limit for heard in latest.values()):
-        return None
-    least = min(heard.heartbeat.marks for heard in latest.values())
-    late = {rank: heard for rank, heard in latest.items() if heard.heartbeat.marks == least}
-    if len(late) == cluster.world_size > 1:
-        problems = ["no rank makes progress, and all are at the same point"]
-        cure = "check the network between the hosts, and the disk of the checkpoints"
-        return _verdict(problems, latest, cure)
-    problems = [
-        f"{cluster.name(rank)} made its last progress "
-        f"{heard.heartbeat.seconds + now - heard.at:.0f} s ago"
-        for rank, heard in late.items()
-    ]
-    return _verdict(problems, latest, "see its stacks in its log")
+    at = math.inf
+    factor = 1
 
 
-def _verdict(problems: list[str], latest: Mapping[int, Heard], cure: str) -> End:
-    places = [
-        f"rank {rank} was in {heard.heartbeat.place}" for rank, heard in sorted(latest.items())
-    ]
-    return End("failed", ", ".join([*problems, *places[:NAMED_PLACES]]), cure)
+_progress = _Progress()
 
 
-def main_thread_frames() -> list[FrameType]:
-    """Frames of the main thread, the innermost first; none once Python ends."""
-    innermost = sys._current_frames().get(threading.main_thread().ident or 0)
-    return [frame for frame, _ in traceback.walk_stack(innermost)] if innermost else []
+@contextmanager
+def slow() -> Iterator[None]:
+    """Multiply the hang timeout by SLOW_FACTOR in the body."""
+    _progress.factor = SLOW_FACTOR
+    try:
+        yield
+    finally:
+        if _progress.at < math.inf:
+            _progress.at = time.monotonic()
+        _progress.factor = 1
 
 
-def main_thread_place(outer: Collection[CodeType]) -> str:
-    """File, line and function of the main thread: the innermost line of the user's code.
+def idle() -> float:
+    """Seconds since the last mark, fewer in `slow`."""
+    return (time.monotonic() - _progress.at) / _progress.factor
 
-    If the stack has none, it is the innermost line of the package, else the innermost of all.
+
+class HangTimeout(pl.Callback):
+    """Ends a job whose ranks wait for one that makes no progress.
+
+    Marks are the beginnings and ends of batches, backward passes and updates. The rank that waits
+    longest ends first; the others follow, and the failure file has the line of each rank. A single
+    process is not watched: a slow step or a debugger is not a hang.
 
     Args:
-        outer: code that is always on the stack, such as the entry file's.
+        seconds: longest time from one mark to the next.
     """
-    frames = [frame for frame in main_thread_frames() if frame.f_code not in outer]
-    own = [frame for frame in frames if is_users_file(frame.f_code.co_filename)]
-    packages = [frame for frame in frames if frame.f_code.co_filename.startswith(PACKAGE)]
-    for frame in [*own[:1], *packages[:1], *frames[:1]]:
-        file = Path(frame.f_code.co_filename).name
-        return f"{file}:{frame.f_lineno} {frame.f_code.co_name}"
-    return "no code"
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.over = threading.Event()
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if session.current_cluster().world_size > 1:
+            self._stop()
+            self.over = threading.Event()
+            threading.Thread(target=self._watch, args=(self.over,), daemon=True).start()
+
+    def on_sanity_check_start(self, *_: Any) -> None:
+        self._start()
+
+    def on_train_start(self, *_: Any) -> None:
+        self._start()
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        self._mark(f"step {loop.steps(trainer) + 1}")
+
+    def on_before_backward(self, trainer: pl.Trainer, *_: Any) -> None:
+        self._mark(f"backward of step {loop.steps(trainer) + 1}")
+
+    def on_before_optimizer_step(self, trainer: pl.Trainer, *_: Any) -> None:
+        self._mark(f"update of step {loop.steps(trainer) + 1}")
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        self._mark(f"fetching the batch after step {loop.steps(trainer) + 1}")
+
+    def on_validation_start(self, *_: Any) -> None:
+        self._mark("validation")
+
+    def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
+        self._mark("validation")
+
+    def on_train_end(self, *_: Any) -> None:
+        _progress.at = math.inf
+
+    def on_test_start(self, *_: Any) -> None:
+        self._start()
+
+    def on_test_batch_end(self, *_: Any, **__: Any) -> None:
+        self._mark("test")
+
+    def on_test_end(self, *_: Any) -> None:
+        self._stop()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: Any, exception: BaseException) -> None:
+        if isinstance(exception, Exception):
+            ending.record(exception)  # before Lightning's clean-up, which waits for the device
+        self._stop()
+
+    def _start(self) -> None:
+        _progress.at = time.monotonic()
+
+    def _mark(self, activity: str) -> None:
+        ending.doing(activity)
+        if _progress.at < math.inf:
+            _progress.at = time.monotonic()
+
+    def _stop(self) -> None:
+        """End the thread: the process may go on, as a notebook or a test runner does."""
+        _progress.at = math.inf
+        self.over.set()
+
+    def _watch(self, over: threading.Event) -> None:
+        while not over.wait(min(self.seconds / 10, 1.0)):
+            # Native code that holds the interpreter's lock stops this thread, too: then the timer,
+            # which is written in C, ends the process.
+            timeout = SLOW_FACTOR * self.seconds
+            faulthandler.dump_traceback_later(timeout, exit=True, file=sys.__stderr__ or 2)
+            if idle() > self.seconds:
+                ending.exit_hung(self.seconds)
+        faulthandler.cancel_dump_traceback_later()

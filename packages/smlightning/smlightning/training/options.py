@@ -72,9 +72,8 @@ class TrainerOptions:
         0, "steps between two checkpoints; 0: by minutes", resume="free"
     )
     hang_seconds: PositiveFloat = option(
-        60.0,
-        "hang timeout; the job ends, and the log says which rank hangs, after 60 % of it or three "
-        "times the slowest step",
+        300.0,
+        "hang timeout: a rank without progress for so long prints its stacks, and the job ends",
         resume="free",
     )
     val_check_steps: NonNegativeInt = option(

@@ -19,7 +19,7 @@ from pytorch_lightning.utilities.combined_loader import CombinedLoader
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import IterableDataset
 
-from smlightning.cluster import collectives, session
+from smlightning.cluster import collectives, exchange, session
 from smlightning.errors import UserError
 from smlightning.tensors import checksum, digest
 from smlightning.training.metrics import check_sums
@@ -89,8 +89,8 @@ class DividedData(pl.Callback):
             return
         # A sum fails at once if a rank was killed; the store would wait for it.
         ended = collectives.any_rank(bool(trainer.is_last_batch))
-        batches = session.to_rank_0("batches", digest(batch))
-        same, self.done = session.from_rank_0(
+        batches = exchange.to_rank_0("batches", digest(batch))
+        same, self.done = exchange.from_rank_0(
             "compared batches", lambda: self._compare(batches, ended)
         )
         if same:

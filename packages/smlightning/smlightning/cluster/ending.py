@@ -1,0 +1,500 @@
+"""Ends a rank: failure file, the other ranks, the process group, exit status. Needs no torch.
+
+Each rank that ends appends an `End` to one list in the ranks' store. The first one that is a cause
+is the cause on every rank, whatever errors the others get from it. A rank that has appended nothing
+CAUSE_SECONDS after another one was killed.
+
+`end` is for the main thread, and returns the error to raise. `exit_now` is for other threads, while
+the main thread waits in native code or in a collective: a second signal, a hang, a lost rank.
+"""
+
+import atexit
+import contextlib
+import faulthandler
+import math
+import os
+import re
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Literal, NoReturn
+
+from smlightning import errors
+from smlightning.cluster.location import Cluster, ClusterError
+from smlightning.cluster.store import Ranks, RankStore
+
+STOPPED = 128 + signal.SIGTERM  # the status of a process that a signal stopped
+ENDS = "ends"  # the key of the list
+CAUSES = ("failed", "hung", "stopped")
+POLL_SECONDS = 0.05  # how often a waiting rank looks at the store
+FOLLOW_SECONDS = 1.0  # how often any rank looks whether another one ended
+CAUSE_SECONDS = 5.0  # in which the other ranks tell how they ended, after a failure
+LINGER_SECONDS = 0.5  # rank 0 may keep the store: it stays so long for the others to read it
+LEAVE_SECONDS = 10.0  # in which a rank leaves after another one ended, or its thread ends it
+NAMED = 8  # ranks that a sentence about a hang names
+
+CONNECTION_ENDED = r"[Cc]onnection (reset|closed|refused|was likely closed)|Broken pipe"
+# ncclRemoteError; what NCCL's transports report of a socket (nccl: src/misc/socket.cc); and torch,
+# if another rank does not give it NCCL's id (TCPStore.cpp; old torch: Socket Timeout) or this
+# rank's watchdog ended NCCL.
+NCCL_LOST_A_RANK = (
+    r"ncclRemoteError|remote process (exited|exiting)|wait timeout after \d+ms"
+    rf"|got error: Socket Timeout|NCCL communicator was aborted|{CONNECTION_ENDED}"
+)
+
+
+@dataclass(frozen=True)
+class End:
+    """The end of a rank.
+
+    Attributes:
+        kind: ``done``; ``stopped`` by a signal; ``failed`` by an error of its own; ``hung``; or
+            ``lost``: only because another rank ended.
+        problem: what happened.
+        hint: what to do.
+        seen: where a rank that hung was; what NCCL reported to a lost one.
+    """
+
+    rank: int
+    kind: Literal["done", "stopped", "failed", "hung", "lost"]
+    problem: str = ""
+    hint: str = ""
+    seen: str = ""
+
+    def __str__(self) -> str:
+        """One line for a log or the failure file."""
+        return f"{self.problem}; {self.hint}" if self.hint else self.problem
+
+
+@dataclass
+class _State:
+    """This process's state.
+
+    Attributes:
+        stopped_at: ``time.monotonic()`` when `Stopped` was raised.
+        activity: what the main thread does, for a sentence about a hang.
+        outer: code that is always on its stack, such as the entry file's.
+    """
+
+    ranks: Ranks | None = None
+    stopped_at: float = math.inf
+    activity: str = "before training"
+    outer: frozenset[CodeType] = frozenset()
+
+
+_state = _State()
+_exiting = threading.Lock()  # held by the thread that ends this process
+
+
+class Stopped(SystemExit):
+    """Ends the process with status 143, as the shell reports one that SIGTERM ended."""
+
+    def __init__(self) -> None:
+        super().__init__(STOPPED)
+        _state.stopped_at = time.monotonic()
+
+
+def stopped_at() -> float:
+    """The time of the last `Stopped`, infinite if there was none.
+
+    A bare ``except:``, as in fsspec's ``exists``, may have swallowed it.
+    """
+    return _state.stopped_at
+
+
+# The session
+
+
+def ranks() -> Ranks | None:
+    """The ranks of this process's session."""
+    return _state.ranks
+
+
+def enter(ranks: Ranks) -> None:
+    """A session begins: from now on this rank ends soon after another one has ended."""
+    _state.ranks = ranks
+    _state.outer = frozenset(frame.f_code for frame in _frames())
+    if ranks.connect:
+        threading.Thread(target=_follow, args=(ranks,), name="follow", daemon=True).start()
+
+
+def leave() -> None:
+    """The session is over."""
+    if _state.ranks:
+        _state.ranks.over.set()
+    _state.ranks = None
+
+
+def ends(store: RankStore) -> dict[int, End]:
+    """The ends of the ranks that have ended, by rank, the first one first."""
+    found: dict[int, End] = {}
+    for values in store.appended(ENDS):
+        found.setdefault(values["rank"], End(**values))
+    return found
+
+
+def tell(own: End, store: RankStore) -> dict[int, End]:
+    """Tell the other ranks how this one ends; returns the ends of all so far."""
+    store.append(ENDS, asdict(own))
+    found = ends(store)
+    cause = _first_cause(found)
+    if cause and cause.kind == "failed":  # at once: a launcher may end this process
+        _write_failure(cause)
+    return found
+
+
+# Ending
+
+
+def run(job: Callable[[], None]) -> int:
+    """Run ``job``; print a mistake of the user as a sentence, any other error with its stack trace.
+
+    Returns:
+        The status of the process: 0 when the job is done, else 1. A signal raises `Stopped`.
+    """
+    try:
+        job()
+    except Stopped:
+        raise
+    except (Exception, SystemExit) as error:
+        return report(error, 1)
+    return 0
+
+
+def report(error: BaseException, status: int) -> int:
+    """Print an error, write it to the failure file unless there is one, and return the status."""
+    ignore_ended_workers()
+    if stopped_at() < math.inf:  # an import that `Stopped` interrupts may raise any error
+        return STOPPED
+    error = _meant(error)
+    if isinstance(error, BrokenPipeError):
+        errors.discard_stdout()
+    own = _own_end(error)
+    _write_failure(own)
+    user_error = errors.as_user_error(error)
+    if user_error:
+        print(f"error: {user_error}", file=sys.stderr)
+    else:
+        print(f"error: {own}; its stack trace follows", file=sys.stderr)
+        traceback.print_exception(error)
+    return status
+
+
+def record(error: BaseException) -> None:
+    """Tell the other ranks of an error at once: clean-up that waits for the device may follow."""
+    ranks = _state.ranks
+    if ranks and ranks.store and stopped_at() == math.inf:
+        with contextlib.suppress(RuntimeError):
+            tell(_own_end(error), ranks.store)
+
+
+def end(error: BaseException) -> BaseException:
+    """End this rank: tell the other ranks, write the failure file, and leave the process group.
+
+    Returns:
+        The error to raise: `Stopped` if a signal to any rank is the cause; a ClusterError if
+        another rank's end is; else the error itself.
+    """
+    error = _meant(error)
+    own, ranks = _own_end(error), _state.ranks
+    if own.kind != "stopped":
+        ignore_ended_workers()
+        with contextlib.suppress(ValueError):  # not the main thread
+            # A launcher that ends the remaining ranks leaves them time to say why.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    cause = own
+    if ranks and ranks.store:
+        with contextlib.suppress(RuntimeError):  # the store is gone
+            tell(own, ranks.store)
+        _leave_broken_group(error)
+        cause = _cause(own, ranks.cluster, *_wait(own, ranks.cluster, ranks.store))
+    if cause.kind != "stopped":
+        _write_failure(cause)
+    if own.kind != "lost" or cause.rank == own.rank or not ranks:
+        return error
+    if cause.kind == "stopped":
+        return Stopped()
+    me = ranks.cluster.name(own.rank)
+    return ClusterError(f"{me} ended because {cause.problem}", cause.hint)
+
+
+def exit_now(own: End) -> NoReturn:
+    """End this process from a thread, while its main thread waits in native code or for a rank."""
+    if not _exiting.acquire(blocking=False):
+        threading.Event().wait()
+    if own.kind == "hung":
+        _print(f"stacks of {_name(own.rank)}:")
+        faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
+    cause, ranks = own, _state.ranks
+    if ranks and ranks.connect:
+        found: list[_Found] = []
+        # In a thread: a store on a frozen host does not answer.
+        asking = threading.Thread(target=_ask, args=(own, ranks, found), daemon=True)
+        asking.start()
+        asking.join(_patience(own) + 2 * LINGER_SECONDS)
+        cause = _cause(own, ranks.cluster, *(found[0] if found else _without_store(own, {})))
+    if cause.kind != "stopped":
+        _write_failure(cause)
+    if own.kind != "stopped":
+        is_own = cause.kind == "hung" or cause.rank == own.rank
+        _print(f"error: {cause if is_own else _because(own.rank, cause)}")
+    os._exit(STOPPED if "stopped" in (own.kind, cause.kind) else 1)
+
+
+def exit_stopped(reason: str) -> NoReturn:
+    """End this process from a thread, after a signal."""
+    _print(reason)
+    exit_now(_stopped())
+
+
+def exit_hung(seconds: float) -> NoReturn:
+    """End this process from a thread, since the main thread has made no progress for so long."""
+    problem = f"no progress for {seconds:.0f} s"
+    hint = "compare the ranks' stacks in the log, or raise --hang_seconds"
+    exit_now(End(_rank(), "hung", problem, hint, place()))
+
+
+def skip_cleanup() -> None:
+    """Skip what native libraries do at the end of a process, which may block after a failure."""
+    atexit.register(_exit, 1)
+
+
+def exit_if_stopped() -> None:
+    """Exit with 143 before Python restores the system's handlers: SIGINT would make it 130."""
+    if stopped_at() < math.inf:
+        _exit(STOPPED)
+
+
+def _exit(status: int) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(STOPPED if stopped_at() < math.inf else status)
+
+
+def ignore_ended_workers() -> None:
+    """After an error: torch's handler of SIGCHLD no longer raises another one.
+
+    Workers of one loader often die together, and the second may die while the error of the first
+    is reported.
+    """
+    with contextlib.suppress(AttributeError, ValueError):  # Windows; not the main thread
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+def _write_failure(end: End) -> None:
+    """Write SageMaker's file output/failure, unless it exists.
+
+    Its first 1024 characters become the job's FailureReason. If the file is missing, the toolkit
+    writes what it caught of standard error from the first line with a Python exception: often not
+    the cause.
+    """
+    folder = os.environ.get("SM_OUTPUT_DIR")
+    if folder is None:
+        return
+    file = Path(folder) / "failure"
+    # FileExistsError, too: the first text stays. The disk may be full.
+    with contextlib.suppress(OSError), file.open("x", encoding="utf-8") as stream:
+        stream.write(str(end))
+
+
+# The cause
+
+_Found = tuple[dict[int, End], list[int]]  # ends of ranks, and the ranks that told none
+
+
+def _follow(ranks: Ranks) -> None:
+    """End this rank after another one has ended, unless its main thread does so in time."""
+    own, found = End(ranks.cluster.rank, "lost"), dict[int, End]()
+    assert ranks.connect
+    try:
+        store = ranks.connect()
+        while all(end.kind == "done" for end in found.values()):
+            if ranks.over.wait(FOLLOW_SECONDS):
+                return
+            found = ends(store)
+        cause = _first_cause(found)
+        if cause and cause.kind == "hung":
+            exit_now(replace(cause, rank=own.rank, seen=place()))
+        if own.rank not in found:
+            tell(own, store)
+    except RuntimeError:  # the store is gone with rank 0
+        pass
+    if not ranks.over.wait(LEAVE_SECONDS):
+        exit_now(own)
+
+
+def _ask(own: End, ranks: Ranks, found: list[_Found]) -> None:
+    assert ranks.connect
+    with contextlib.suppress(RuntimeError):
+        store = ranks.connect()
+        tell(own, store)
+        found.append(_wait(own, ranks.cluster, store))
+
+
+def _wait(own: End, cluster: Cluster, store: RankStore) -> _Found:
+    """Wait until all ranks have ended, at most as long as `_patience` says."""
+    found: dict[int, End] = {}
+    deadline = time.monotonic() + _patience(own)
+    try:
+        found = ends(store)
+        while len(found) < cluster.world_size and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+            found = ends(store)
+        if own.rank == 0:
+            time.sleep(LINGER_SECONDS)
+    except RuntimeError:
+        return _without_store(own, found)
+    return found, [rank for rank in range(cluster.world_size) if rank not in found]
+
+
+def _patience(own: End) -> float:
+    return 0.0 if own.kind == "stopped" else CAUSE_SECONDS
+
+
+def _without_store(own: End, found: Mapping[int, End]) -> _Found:
+    """What is known once the store does not answer: its host or its process, rank 0, is gone."""
+    known = {**found, **({} if own.rank in found else {own.rank: own})}
+    return known, [] if 0 in known else [0]
+
+
+def _cause(own: End, cluster: Cluster, found: Mapping[int, End], silent: Sequence[int]) -> End:
+    """The first rank's end that is a cause, else that of ranks which told nothing, else its own."""
+    first = _first_cause(found)
+    if first and first.kind == "hung":
+        where = [f"{cluster.name(rank)} does not answer" for rank in silent]
+        where += [f"{cluster.name(end.rank)} was in {end.seen}" for end in found.values()]
+        return replace(first, problem=f"{first.problem}: {', '.join(where[:NAMED])}")
+    if first or not silent:
+        return first or own
+    names = ", ".join(map(cluster.name, silent[:NAMED]))
+    seen = f" (NCCL reports on {cluster.name(own.rank)}: {own.seen})" if own.seen else ""
+    return End(
+        silent[0],
+        "failed",
+        f"{names} exited without an error message{seen}",
+        "see its log; it may have run out of memory or of batches",
+    )
+
+
+def _first_cause(found: Mapping[int, End]) -> End | None:
+    return next((end for end in found.values() if end.kind in CAUSES), None)
+
+
+def _because(rank: int, cause: End) -> str:
+    return f"{_name(rank)} ended because {cause}"
+
+
+def _meant(error: BaseException) -> BaseException:
+    """The error that ends the session: not one that hides `Stopped`, and no ``sys.exit``."""
+    if isinstance(error, Stopped):
+        return error
+    if stopped_at() < math.inf:
+        return Stopped()
+    if isinstance(error, SystemExit):
+        return errors.UserError(
+            f"sys.exit({error.code!r}) ended the run before it was complete, and nothing is saved",
+            "raise an error there; to end training early and keep it, set "
+            "trainer.should_stop = True",
+        )
+    return error
+
+
+def _stopped() -> End:
+    return End(_rank(), "stopped", f"{_name(_rank())} was stopped")
+
+
+def _own_end(error: BaseException) -> End:
+    """The end of this rank by an error, in one line.
+
+    It names the rank, unless the error is about several, or a mistake in a single process.
+    """
+    if isinstance(error, Stopped):
+        return _stopped()
+    ranks, reason = _state.ranks, errors.nccl_reason(error)
+    store = ranks.store if ranks else None
+    user_error = errors.as_user_error(error)
+    problem = ": ".join(filter(None, [errors.described(error), reason]))
+    hint = ""
+    if user_error:
+        problem, hint = user_error.problem, user_error.cure
+    is_shared = isinstance(error, ClusterError) or (user_error and not store)
+    if ranks and not is_shared:
+        problem = f"{_name(_rank())} failed: {problem}"
+    is_lost = store is not None and lost_a_rank(error)
+    return End(_rank(), "lost" if is_lost else "failed", problem, hint, reason)
+
+
+def lost_a_rank(error: BaseException) -> bool:
+    """Whether a collective's other side is gone; gloo raises a plain RuntimeError then.
+
+    NCCL's errors have many other causes: no memory, no network, a driver.
+    """
+    text = str(error)
+    if not isinstance(error, RuntimeError) or errors.is_out_of_memory(error):
+        return False
+    kinds = [kind.__name__ for kind in type(error).__mro__]  # torch may not be imported
+    if "DistBackendError" in kinds or "NCCL" in text:
+        return bool(re.search(NCCL_LOST_A_RANK, text))
+    return "DistError" in kinds or bool(re.search(f"gloo|{CONNECTION_ENDED}", text))
+
+
+def _leave_broken_group(error: BaseException) -> None:
+    """Leave the group after an error: gloo's end wakes the ranks that wait for this one.
+
+    NCCL's is left as it is. To destroy a broken one may block for good (pytorch#141510), and its
+    end aborts the other ranks before they have read the cause, which `_follow` tells them.
+    """
+    import torch.distributed
+
+    if not torch.distributed.is_initialized():
+        return
+    if torch.distributed.get_backend() != "nccl":
+        traceback.clear_frames(error.__traceback__)  # they hold the group
+        thread = threading.Thread(target=torch.distributed.destroy_process_group, daemon=True)
+        thread.start()
+        thread.join(2)
+    if torch.distributed.is_initialized():
+        skip_cleanup()
+
+
+# Where a rank is
+
+
+def doing(activity: str) -> None:
+    """Note what the main thread does, for a sentence about a hang."""
+    _state.activity = activity
+
+
+def place() -> str:
+    """What the main thread does, with the innermost line of the user's code, else of any."""
+    frames = [frame for frame in _frames() if frame.f_code not in _state.outer]
+    own = [frame for frame in frames if errors.is_users_file(frame.f_code.co_filename)]
+    for frame in [*own, *frames]:
+        file = Path(frame.f_code.co_filename).name
+        return f"{_state.activity}, {file}:{frame.f_lineno} {frame.f_code.co_name}"
+    return _state.activity
+
+
+def _frames() -> list[FrameType]:
+    """Frames of the main thread, the innermost first; none once Python ends."""
+    innermost = sys._current_frames().get(threading.main_thread().ident or 0)
+    return [frame for frame, _ in traceback.walk_stack(innermost)] if innermost else []
+
+
+def _rank() -> int:
+    return _state.ranks.cluster.rank if _state.ranks else 0
+
+
+def _name(rank: int) -> str:
+    return _state.ranks.cluster.name(rank) if _state.ranks else "this process"
+
+
+def _print(line: str) -> None:
+    """Print a line even while the main thread holds standard error."""
+    os.write(2, f"{line}\n".encode())
