@@ -192,7 +192,7 @@ def submit(arguments: argparse.Namespace, project: Project) -> int:
     before = sent_jobs.same(project, fingerprint)
     if before:
         print(f"again   the same job was sent as {before}")
-    if not confirmed("Send it?", arguments.yes):
+    if not confirmed(arguments.yes):
         return 1
     name = sending.submit(wanted, project, destination, body)
     print(f"sent    {name}", flush=True)  # at once: from now on the job is billed
@@ -228,8 +228,8 @@ def print_findings(results: Sequence[Finding], accepted: Sequence[str]) -> bool:
     return findings.has_errors(shown)
 
 
-def confirmed(question: str, yes: bool) -> bool:
-    """Whether the user agrees, on the terminal or by `--yes`.
+def confirmed(yes: bool) -> bool:
+    """Whether the user agrees to send the job, on the terminal or by `--yes`.
 
     Raises:
         UserError: there is no terminal, and no `--yes`.
@@ -239,11 +239,11 @@ def confirmed(question: str, yes: bool) -> bool:
     if not sys.stdin.isatty():
         raise UserError("the command needs a confirmation, and there is no terminal", "pass --yes")
     try:
-        agrees = input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+        agrees = input("Send it? [y/N] ").strip().lower() in ("y", "yes")
     except EOFError:  # Ctrl-D
         agrees = False
     if not agrees:
-        print("nothing was sent or created")
+        print("nothing was sent")
     return agrees
 
 

@@ -70,11 +70,7 @@ class Outcome:
 
 
 def follow(
-    name: str,
-    region: str,
-    metrics: tuple[str, ...] = (),
-    *,
-    console: Any = None,
+    name: str, region: str, metrics: tuple[str, ...] = (), *, console: Any = None
 ) -> Outcome:
     """Print status changes, log lines and progress until the job has ended, and how it ended.
 
@@ -113,7 +109,7 @@ class Follower:
         self.console = console
         self.ended = False
         self._sagemaker = aws.client("sagemaker", region)
-        self._log: job_log.Log | None = job_log.Log(outcome.name, aws.client("logs", region))
+        self._log = job_log.Log(outcome.name, aws.client("logs", region))
         self._printed: set[str] = set()  # sentences that are printed once
         self._traces = job_log.Traces()
         self._transitions = 0  # status changes that were printed
@@ -132,8 +128,6 @@ class Follower:
 
     def _read_log(self) -> None:
         """Print new lines, or why they cannot be read."""
-        if not self._log:
-            return
         self._print_lines(self._log.new_lines())
         problem, has_ended = self._log.problem, self.outcome.status in ENDED
         if problem is None:
@@ -142,11 +136,9 @@ class Follower:
             return
         if has_ended or not aws.missing(problem):  # a log group comes with the first job's log
             self._print_once(f"{aws.explain(problem)}; the status is followed meanwhile")
-        if aws.denied(problem):
-            self._log = None
 
     def _print_once(self, sentence: str) -> None:
-        if sentence and sentence not in self._printed:
+        if sentence not in self._printed:
             self.console.print(sentence)
         self._printed.add(sentence)
 
@@ -320,10 +312,8 @@ def warm_pool(job: dict[str, Any], name: str, region: str) -> str:
     A pool stays after a stop and after a failure of the algorithm, too
     (https://docs.aws.amazon.com/sagemaker/latest/dg/train-warm-pools.html).
     """
-    status, kept_s = (
-        job.get("WarmPoolStatus", {}).get("Status"),
-        job["ResourceConfig"].get(KEEP_ALIVE),
-    )
+    status = job.get("WarmPoolStatus", {}).get("Status")
+    kept_s = job["ResourceConfig"].get(KEEP_ALIVE)
     if not kept_s or status not in ("Available", "InUse"):
         return ""
     return (

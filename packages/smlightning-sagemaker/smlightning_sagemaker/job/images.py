@@ -333,11 +333,3 @@ def aws_image(uri: str) -> AwsImage | None:
 def profile_of_tag(name: str) -> Profile | None:
     """The profile of a repository:tag, which may name one build of the image."""
     return OF_PROFILES.get(BUILD.sub("", name))
-
-
-def registry_for_inference(uri: str, region: str) -> str:
-    """The registry of the images for inference next to one of AWS's; empty for other images."""
-    image = aws_image(uri)
-    if image is None or image.profile is None:
-        return ""
-    return registry(region) if uri.startswith(f"{PUBLIC}/") else uri.rpartition("/")[0]

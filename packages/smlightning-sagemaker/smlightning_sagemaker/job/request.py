@@ -219,14 +219,6 @@ def channel(name: str, given: str | Mapping[str, Any]) -> dict[str, Any]:
     return merge(entry, {key: value for key, value in table.items() if key not in known})
 
 
-def channel_address(name: str, given: str | Mapping[str, Any]) -> str:
-    """The S3 address of a channel, or empty."""
-    value: Any = channel(name, given)
-    for member in S3_CHANNEL["s3_data"].split("."):
-        value = value.get(member, "") if isinstance(value, dict) else ""
-    return str(value)
-
-
 def channel_keys(table: Mapping[str, Any]) -> dict[str, str]:
     """The keys of a channel that is a table, and the member that each sets."""
     on_file_system = "file_system_id" in table or "FileSystemDataSource" in _sources(table)
