@@ -133,16 +133,15 @@ def wait_until(holds: Callable[[], bool], seconds: float = 300) -> None:
 
 
 ABSENT = """
-import sys
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {names}:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
-sys.meta_path.insert(0, Absent())
+from importlib.machinery import PathFinder
+find = PathFinder.find_spec
+def find_others(name, path=None, target=None):
+    return None if name.partition(".")[0] in {names} else find(name, path, target)
+PathFinder.find_spec = staticmethod(find_others)
 """
 
 
 def hide(folder: Path, *names: str) -> dict[str, str]:
-    """Variables with which importing one of these packages fails."""
+    """Variables with which Python finds none of these packages."""
     (folder / "sitecustomize.py").write_text(ABSENT.format(names=names), encoding="utf-8")
     return {"PYTHONPATH": str(folder)}

@@ -1,20 +1,21 @@
 """The contract tests bite: one fault for each property, found by the test of that property."""
 
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
+import checkout
 from projects import Project, bake, hide
 
 # For each property: the file, its correct text, and a fault that replaces the text.
-LOADERS = "../vendor/smlightning/smlightning/data/module.py"
+LOADERS = "../package/smlightning/data/module.py"
 UNDIVIDED = (LOADERS, "self.trainer,", "None,")  # every rank gets everything
 NOT_SUMMED = ("model.py", "self.mean_loss.compute()", "self.mean_loss.total")  # a rank's own
 UNSTEADY = (LOADERS, '"train", self.options.seed)', "\"train\", __import__('os').getpid())")
 UNPRINTED = ("options.py", '"lr", ', '"lr", "perplexity", ')
-PRETRAINED = "../vendor/smlightning/smlightning/pretrained.py"
-UNLOADED = (PRETRAINED, "    net.load_state_dict(", "    str(")
+UNLOADED = ("model.py", "pretrained.load_own(net, ", "print(")
 SILENT = ("predict.py", "predictions.texts(arguments)", "[]")
 UNUSED = ("model.py", "self.options.weight_decay", "0.01")
 UNUSED_IN_DATA = ("data.py", "tokens, self.options.max_length)", "tokens, 1000)")
@@ -49,6 +50,8 @@ def test_each_fault_fails_the_test_of_its_property(
 ) -> None:
     """Without the packages of launcher and rehearsal their tests are skipped."""
     mutant = Project(shutil.copytree(contract.path, tmp_path / "mutant"))
+    package = mutant.path / "package"
+    shutil.copytree(checkout.PACKAGES[0] / "smlightning", package / "smlightning")
     for file, sound, broken in faults.values():
         path = mutant.path / "src" / file
         text = path.read_text(encoding="utf-8")
@@ -56,9 +59,10 @@ def test_each_fault_fails_the_test_of_its_property(
         path.write_text(text.replace(sound, broken), encoding="utf-8")
     only_trains = "the_rehearsal_passes" not in faults
     absent = hide(tmp_path, "boto3", "botocore", "sagemaker_training") if only_trains else {}
+    path = os.pathsep.join([str(package), absent.get("PYTHONPATH", "")])
     chosen = " or ".join([*faults, "preflight", "rehearsal"])
     command = ["python", "-m", "pytest", "-n", "0", "tests/test_contract.py", "-rf", "-k", chosen]
-    ended = mutant.run(*command, check=False, **absent)
+    ended = mutant.run(*command, check=False, PYTHONPATH=path)
     assert ended.returncode == 1, ended.stdout + ended.stderr
     failed = [line for line in ended.stdout.splitlines() if line.startswith("FAILED")]
     for name in faults:
