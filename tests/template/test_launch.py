@@ -203,7 +203,7 @@ def test_notebook_without_aws(tmp_path: Path, notebook_of: Callable[..., Noteboo
     assert not run_with(right.replace("volume_gb = 100", "volume_gb = 0"), QUICK)
     assert "error: volume_gb: " in notebook.output("load(project.job_file")
     rejected = "error: a check found errors"
-    assert run_with(right.replace("keep_alive_s = 0", "keep_alive_s = 21601"), QUICK)
+    assert run_with(right.replace('distribution = "auto"', 'distribution = "none"'), QUICK)
     assert rejected in notebook.output("PyTorch(")
     for failed in ("false", "sh', '-c', 'exit 130"):  # 130: Ctrl-C
         assert run_with(right, {**QUICK, "preflight.rehearsal(job": REHEARSED.format(failed)})
