@@ -20,7 +20,6 @@ from smlightning import stored_secrets
 from smlightning.errors import UserError, root_cause
 from smlightning.stored_secrets import Reference
 
-SECRET = "HUB_TOKEN_SECRET"  # noqa: S105  job.toml's hub_token_secret sets this variable
 # Prefix of the variables that hold the names of secrets, from job.toml's [secrets].
 SECRET_FOR = "SECRET_FOR_"  # noqa: S105
 TOKEN = "HF_TOKEN"  # noqa: S105  the variable that the hub's client reads
@@ -51,8 +50,7 @@ def sign_in(local_rank: int, env: MutableMapping[str, str]) -> None:
     for variable, name in names.items():
         if variable in env:
             continue
-        key = "hub_token_secret" if variable == TOKEN else f"secrets.{variable}"
-        setting = f"{key} = {name}"
+        setting = f"secrets.{variable} = {name}"
         value = env.get(stored_secrets.REHEARSED + variable)
         if value is None:
             reference = stored_secrets.parse(name)
@@ -65,14 +63,11 @@ def sign_in(local_rank: int, env: MutableMapping[str, str]) -> None:
 
 def secrets(env: MutableMapping[str, str]) -> dict[str, str]:
     """Each variable and the name of the secret for it."""
-    names = {
+    return {
         variable.removeprefix(SECRET_FOR): name
         for variable, name in env.items()
         if variable.startswith(SECRET_FOR)
     }
-    if env.get(SECRET):
-        names.setdefault(TOKEN, env[SECRET])
-    return names
 
 
 def stored_text(setting: str, reference: Reference, region: str | None) -> str:

@@ -157,8 +157,8 @@ def test_a_secret_exists_and_the_role_may_read_it(aws, good, asked):
 
 
 def test_a_parameter_exists_and_the_role_may_read_it(aws, good, asked):
-    job = good.replace(hub_token_secret="ssm:/words/hub")  # noqa: S106
-    assert levels(job) == [("error", "hub_token_secret")]
+    job = good.replace(secrets={"HF_TOKEN": "ssm:/words/hub"})
+    assert levels(job) == [("error", "secrets.HF_TOKEN")]
     aws.client("ssm").put_parameter(Name="/words/hub", Value="x", Type="SecureString")
     assert levels(job) == []
     (arn,) = asked["ssm:GetParameter"]["ResourceArns"]

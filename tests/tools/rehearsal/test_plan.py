@@ -178,8 +178,10 @@ def test_other_code_gets_none_of_the_jobs_options_and_channels(tmp_path: Path) -
 
 
 def test_no_secret_and_no_server_is_reached(tmp_path: Path) -> None:
-    job = JOB + 'hub_token_secret = "hub"\n[environment]\nMLFLOW_RUN = "x"\nKEPT = "y"\n'
-    job += 'CA_REPOSITORY_ARN = "arn:x"\n[secrets]\nWANDB_API_KEY = "team/wandb"\n'
+    job = JOB + '[environment]\nMLFLOW_RUN = "x"\nKEPT = "y"\n'
+    job += (
+        'CA_REPOSITORY_ARN = "arn:x"\n[secrets]\nHF_TOKEN = "hub"\nWANDB_API_KEY = "team/wandb"\n'
+    )
     plan = planned(tmp_path, job=job)
     assert plan.request["Environment"] == {"KEPT": "y"}
     assert "--inherit HF_TOKEN" in plan.notes[0] and "WANDB_API_KEY" in plan.notes[0]
@@ -188,7 +190,7 @@ def test_no_secret_and_no_server_is_reached(tmp_path: Path) -> None:
 def test_an_inherited_secret_reaches_the_hosts_apart_from_the_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = JOB + 'hub_token_secret = "hub"\n[secrets]\nWANDB_API_KEY = "team/wandb"\n'
+    job = JOB + '[secrets]\nHF_TOKEN = "hub"\nWANDB_API_KEY = "team/wandb"\n'
     monkeypatch.setenv("WANDB_API_KEY", "s3cr3t")
     plan = planned(tmp_path, "--inherit", "WANDB_API_KEY", "--inherit", "PATH", job=job)
     assert plan.secrets == ["WANDB_API_KEY"] and plan.inherit == ["PATH"]

@@ -141,7 +141,6 @@ class Job(Table):
     price_per_hour: float = key(
         "", "US dollars for one instance and hour", default=0.0, ge=0, le=100_000
     )
-    hub_token_secret: str = key("", "secret that holds a token of the hub", default="")
     hyperparameters: dict[str, Value] = key(
         "HyperParameters", "options of src/train.py", default=dict, derived=True
     )

@@ -180,8 +180,6 @@ def archive_uri(job: Job, destination: Destination, name: str) -> str:
 def environment(job: Job) -> dict[str, str]:
     """Variables of the container: [environment], and those for the instance and other keys."""
     variables = {**images.efa_variables(job), **job.environment}
-    if job.hub_token_secret:
-        variables[hub.SECRET] = job.hub_token_secret
     for variable, name in job.secrets.items():
         variables[f"{hub.SECRET_FOR}{variable}"] = name
     return variables

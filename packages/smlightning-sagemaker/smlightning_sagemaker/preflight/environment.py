@@ -38,14 +38,11 @@ def references(job: Job, request: dict[str, Any], project: Project) -> Iterator[
 
     The finding does not print a text that is no name: it may be the secret.
     """
-    names = {f"secrets.{variable}": name for variable, name in job.secrets.items()}
-    if job.hub_token_secret:
-        names["hub_token_secret"] = job.hub_token_secret
-    for key, name in names.items():
+    for variable, name in job.secrets.items():
         if not REFERENCE.fullmatch(name):
             problem = "the value is not the name of a secret"
             hint = 'a name or an ARN, with ":KEY" for a key of its JSON, or "ssm:NAME"'
-            yield error(key, problem, hint)
+            yield error(f"secrets.{variable}", problem, hint)
 
 
 def secrets(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:

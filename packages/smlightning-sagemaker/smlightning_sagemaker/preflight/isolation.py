@@ -18,9 +18,8 @@ def secrets(job: Job, request: dict[str, Any], project: Project) -> Iterator[Fin
 
     https://docs.aws.amazon.com/sagemaker/latest/dg/mkt-algo-model-internet-free.html
     """
-    names = [f"secrets.{variable}" for variable in job.secrets]
-    names += ["hub_token_secret"] if job.hub_token_secret else []
-    for name in names if request.get("EnableNetworkIsolation") else ():
+    for variable in job.secrets if request.get("EnableNetworkIsolation") else ():
+        name = f"secrets.{variable}"
         problem = f"{name} is in a store of AWS; an isolated container has no network"
         yield error(KEY, problem, f"remove {name}, or set EnableNetworkIsolation to false")
 

@@ -133,15 +133,17 @@ def secrets(job: Job, body: dict[str, Any], project: Project) -> Iterator[Findin
     See secretsmanager/latest/userguide/auth-and-access_examples.html and
     systems-manager/latest/userguide/sysman-paramstore-access.html.
     """
-    texts = {"hub_token_secret": job.hub_token_secret} if job.hub_token_secret else {}
-    texts |= {f"secrets.{variable}": text for variable, text in job.secrets.items()}
     needs: dict[str, list[str]] = {}
-    for key, text in texts.items():
+    for variable, text in job.secrets.items():
         reference = stored_secrets.parse(text)
         try:
             action, arn = secret(job, body, reference)
         except LookupError:
-            yield error(key, f"{reference.name} does not exist", "create it, or correct the name")
+            yield error(
+                f"secrets.{variable}",
+                f"{reference.name} does not exist",
+                "create it, or correct the name",
+            )
         else:
             needs.setdefault(action, []).append(arn)
     yield from denied(job, body, needs)

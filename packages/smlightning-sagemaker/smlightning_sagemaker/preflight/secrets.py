@@ -102,9 +102,7 @@ def visible(job: Job, request: dict[str, Any], project: Project) -> Iterator[Fin
     for tag in request.get("Tags", []):
         shown[f"tags.{tag['Key']}"] = tag["Value"]
     # These hold the name of a secret; the secret itself is the mistake.
-    names = {f"environment.{hub.SECRET}": "hub_token_secret"}
-    for variable in job.secrets:
-        names[f"environment.{hub.SECRET_FOR}{variable}"] = f"secrets.{variable}"
+    names = {f"environment.{hub.SECRET_FOR}{each}": f"secrets.{each}" for each in job.secrets}
     for key, text in shown.items():
         if key in names:
             if forms(text):

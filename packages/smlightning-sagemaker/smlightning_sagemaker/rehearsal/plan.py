@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from smlightning import hub
 from smlightning.cluster.location import DEFAULT_PORT, SMDDP_INSTANCES, runs_smddp
 from smlightning.errors import UserError
 from smlightning.options import parse_command_line
@@ -123,7 +122,7 @@ def make_plan(arguments: argparse.Namespace, project: Project) -> Plan:
     if of_project:
         check_channels(job, folders)
     given = hyperparameters(arguments.hyperparameters)
-    secrets = secrets_of(job)
+    secrets = job.secrets
     inherited = {name: text for name, text in secrets.items() if name in arguments.inherit}
     job, notes = rehearsed_job(job, cluster, fault, given, of_project)
     job = job.replace(secrets=inherited)
@@ -216,16 +215,9 @@ def rehearsed_job(
         request={**job.request, "ResourceConfig": kept},
         distribution=cluster.distribution,
         hyperparameters=values,
-        hub_token_secret="",
         environment=environment,
     )
     return changed, notes
-
-
-def secrets_of(job: Job) -> dict[str, str]:
-    """Variable → name of the job's secret, the hub's token among them."""
-    token = {hub.TOKEN: job.hub_token_secret} if job.hub_token_secret else {}
-    return {**job.secrets, **token}
 
 
 def hyperparameters(words: Sequence[str]) -> dict[str, Any]:
