@@ -25,7 +25,7 @@ def may_interrupt(fault: Fault, run: Path, hosts: Sequence[Host]) -> bool:
     if fault.kind == STOP_HOST:
         return True
     folders = [host.base / "checkpoints" for host in hosts]
-    found = [path for folder in folders for path in folder.glob(COMPLETE)]
+    found = [path for folder in folders for path in folder.rglob(COMPLETE)]
     return bool(found) and all(is_whole(path) for path in found)
 
 

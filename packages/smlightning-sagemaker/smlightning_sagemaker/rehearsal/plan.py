@@ -32,7 +32,7 @@ CHANNEL_NAME = re.compile(r"[A-Za-z0-9._-]+")
 BATCHES = 20  # enough for every check, and for the faults, which come in step 2
 # Seconds of training: an interruption after step 2 has to come before the end.
 INTERRUPTED_BATCHES = 200
-LENGTHS = {"epochs", "max_steps"}  # hyperparameters that say how long training takes
+LENGTHS = {"epochs", "max_epochs", "max_steps"}  # hyperparameters that say how long training takes
 CHECKPOINT_STEPS = 5  # without a checkpoint a lost host leaves nothing to resume from
 MOST = 64  # hosts, and processes per host
 DAY = 86400  # seconds
