@@ -91,20 +91,27 @@ CHECKS: tuple[Check, ...] = (
 def offline_checks(
     job: Job, project: Project, destination: Destination | None = None
 ) -> tuple[list[Finding], dict[str, Any] | None]:
-    """The findings that need no network, and the request if botocore would send it.
+    """The findings that need no network, and the request if its values have AWS's types.
 
     Args:
         job: of job.toml.
         project: whose src/ would be sent.
         destination: of the job; default: a dry run's.
     """
+    findings: list[Finding] = []
     try:
         destination = destination or request.dry_destination(job)
         body = request.training_request(job, project, destination, request.job_name(job))
-        aws.reject(body)
     except UserError as failure:
         return [from_error("job.toml", failure)], None
-    return [finding for check in CHECKS for finding in check(job, body, project)], body
+    try:
+        aws.reject(body)
+    except UserError as failure:
+        findings.append(from_error("job.toml", failure))
+    if aws.wrong_types(body):
+        return findings, None
+    findings += [finding for check in CHECKS for finding in check(job, body, project)]
+    return findings, body
 
 
 def judged(

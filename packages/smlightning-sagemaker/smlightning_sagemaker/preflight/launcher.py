@@ -19,7 +19,7 @@ def instance(job: Job, request: dict[str, Any], project: Project) -> Iterator[Fi
     https://aws.github.io/deep-learning-containers/reference/available_images/
     """
     kind = job.instance_type
-    if without_image(kind):
+    if without_image(kind) and images.profile(job):
         problem = f"AWS's training images do not run on {kind}"
         yield error("instance_type", problem, "use a p or g instance (NVIDIA, x86)")
     elif instances.gpus(kind) is None:
