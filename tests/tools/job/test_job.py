@@ -110,7 +110,8 @@ ANSWERED = ("distribution", "tags", "instance_type", "instance_count")
 
 def test_the_projects_file_says_the_defaults(tmp_path: Path) -> None:
     """The values in the template's job.toml equal the defaults of missing keys."""
-    edited(tmp_path / "job.toml", {})
+    text = edited(tmp_path / "job.toml", {}).read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 70
     written = job.load(tmp_path / "job.toml", PROJECT)
     for name, field in Job.model_fields.items():
         if not field.is_required() and name not in ANSWERED:
