@@ -1,6 +1,6 @@
 """The one request as arguments of the SageMaker SDK's v2 estimator, for launch.ipynb.
 
-Only this module needs the SDK. tests/tools/test_estimator.py proves that the estimator
+Only this module needs the SDK. tests/tools/job/test_estimator.py proves that the estimator
 sends the same request.
 """
 

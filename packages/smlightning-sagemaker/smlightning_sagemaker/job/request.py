@@ -1,7 +1,7 @@
 """Build CreateTrainingJob from a `Job`: one dictionary with AWS's names, which boto3 sends.
 
 Preflight checks this request, a rehearsal plays it, and `submit` sends it. The notebook's
-estimator sends the same (tests/tools/test_estimator.py).
+estimator sends the same (tests/tools/job/test_estimator.py).
 """
 
 import json
@@ -13,12 +13,7 @@ from typing import Any
 from smlightning import hub
 from smlightning.reports import log
 from smlightning_sagemaker.job import aws, images, launchers
-from smlightning_sagemaker.job.job import (
-    FILE_SYSTEM_CHANNEL,
-    KEYS,
-    S3_CHANNEL,
-    Job,
-)
+from smlightning_sagemaker.job.job import FILE_SYSTEM_CHANNEL, KEYS, S3_CHANNEL, Job
 from smlightning_sagemaker.project import Project
 
 # In a dry run these replace the values that only an account knows.
