@@ -135,9 +135,9 @@ def wait_until(holds: Callable[[], bool], seconds: float = 300) -> None:
 ABSENT = """
 from importlib.machinery import PathFinder
 find = PathFinder.find_spec
-def find_others(name, path=None, target=None):
+def find_others(cls, name, path=None, target=None):
     return None if name.partition(".")[0] in {names} else find(name, path, target)
-PathFinder.find_spec = staticmethod(find_others)
+PathFinder.find_spec = classmethod(find_others)
 """
 
 

@@ -77,16 +77,10 @@ def gather(module: nn.Module) -> None:
         if isinstance(part, FSDPModule):
             part.reshard()  # after a forward pass without backward it is still gathered
     first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
-    kept = module.state_dict().keys()
-    left_out = {
-        parameter
-        for name, parameter in module.named_parameters(remove_duplicate=False)
-        if not (parameter.requires_grad or name in kept)
-    }
     whole: dict[nn.Parameter, nn.Parameter] = {}  # a tied one is gathered once
     for part in module.modules():
         for name, parameter in list(part.named_parameters(recurse=False)):
-            if not isinstance(parameter, DTensor) or parameter in left_out:
+            if not isinstance(parameter, DTensor):
                 continue
             if parameter not in whole:
                 values = parameter.full_tensor().detach()  # collective
