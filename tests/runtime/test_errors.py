@@ -1,4 +1,4 @@
-"""An error that the user can correct is a problem and a cure; others keep their stack trace."""
+"""An error that the user can correct is a problem and a hint; others keep their stack trace."""
 
 import errno
 import os
@@ -53,7 +53,7 @@ NO_GPU_MEMORY = (
 
 
 @pytest.mark.parametrize(
-    ("error", "problem", "cure"),
+    ("error", "problem", "hint"),
     [
         (UserError("no data", "bring some"), "no data", "bring some"),
         (FULL, "No space left", "free some space"),
@@ -71,11 +71,11 @@ NO_GPU_MEMORY = (
         (MisconfigurationException("No `training_step()`."), "No `training_step()`", "change"),
     ],
 )
-def test_an_error_that_the_user_can_correct_is_a_problem_and_a_cure(
-    error: Exception, problem: str, cure: str
+def test_an_error_that_the_user_can_correct_is_a_problem_and_a_hint(
+    error: Exception, problem: str, hint: str
 ) -> None:
     found = as_user_error(error)
-    assert found is not None and problem in found.problem and cure in found.cure
+    assert found is not None and problem in found.problem and hint in found.hint
     assert "\n" not in str(found) and not str(found).endswith(".")
 
 
@@ -86,7 +86,7 @@ def test_memory_errors_of_cuda_are_sentences_and_no_lost_rank(
 ) -> None:
     error = kind(text)
     found = as_user_error(error)
-    assert found and "GPU" in found.problem and "batch_size" in found.cure
+    assert found and "GPU" in found.problem and "batch_size" in found.hint
     assert "\n" not in found.problem
     assert not ending.lost_a_rank(error)
     if "NCCL" in text:

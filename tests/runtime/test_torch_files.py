@@ -47,7 +47,7 @@ def test_a_program_is_rejected_before_torch_opens_it(program: Path, marker: Path
     for source in (program, program.read_bytes()):
         with pytest.raises(ProgramError) as rejected:
             torch_files.load(source)
-        assert rejected.value.cure
+        assert rejected.value.hint
     assert not marker.exists()
     hostile.run_program(program)
     assert marker.read_bytes() == b"x" * 9, "or the test proves nothing"

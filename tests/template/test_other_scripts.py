@@ -68,7 +68,7 @@ def assert_found(report: dict[str, Any], **expected: str) -> None:
     for name, words in expected.items():
         assert re.search(words, details[name]), (name, details[name])
     for check in report["checks"]:
-        assert bool(check["cure"]) == (check["verdict"] == "failed"), check
+        assert bool(check["hint"]) == (check["verdict"] == "failed"), check
 
 
 @pytest.fixture(scope="module")

@@ -52,7 +52,7 @@ def test_the_variable_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("SMLIGHTNING_PROJECT", str(tmp_path))
     with pytest.raises(UserError) as caught:
         project.find()
-    assert str(tmp_path) in caught.value.problem and caught.value.cure
+    assert str(tmp_path) in caught.value.problem and caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_an_error_in_options_py_has_its_line(tmp_path: Path, slip: str, line: in
 def test_a_folder_without_a_project_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         project.find(tmp_path)
-    assert str(tmp_path) in caught.value.problem and "SMLIGHTNING_PROJECT" in caught.value.cure
+    assert str(tmp_path) in caught.value.problem and "SMLIGHTNING_PROJECT" in caught.value.hint
 
 
 def test_a_file_that_is_imported_already_is_not_read_again(tmp_path: Path) -> None:

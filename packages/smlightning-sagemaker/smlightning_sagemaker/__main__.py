@@ -11,7 +11,7 @@ from smlightning import __version__
 from smlightning.errors import UserError
 from smlightning.terminal import printable_output
 from smlightning_sagemaker import commands
-from smlightning_sagemaker.findings import Parser, cure_for_unknown_name, print_error
+from smlightning_sagemaker.findings import Parser, hint_for_unknown_name, print_error
 
 DESCRIPTION = "Check, rehearse, send, follow and fetch SageMaker training jobs."
 EPILOG = """\
@@ -60,8 +60,8 @@ def run(words: list[str]) -> int:
     if words and not words[0].startswith("-") and words[0] not in names:
         # `make launch` runs submit.
         similar = "did you mean submit?" if words[0] == "launch" else ""
-        cure = similar or cure_for_unknown_name(words[0], names)
-        print_error(UserError(f'there is no command "{words[0]}"', cure))
+        hint = similar or hint_for_unknown_name(words[0], names)
+        print_error(UserError(f'there is no command "{words[0]}"', hint))
         return 2
     try:
         if words[:1] == ["rehearse"]:
@@ -89,12 +89,12 @@ def unexpected(word: str, arguments: argparse.Namespace) -> UserError:
     """The error for a word that the parser does not know."""
     command, name = arguments.command, word.partition("=")[0]
     options = re.findall(r"--[\w-]+", arguments.usage())
-    cure = f"remove it, or see smlightning {command} --help"
+    hint = f"remove it, or see smlightning {command} --help"
     if name in options:
-        cure = f"write it after {command}"
+        hint = f"write it after {command}"
     elif word.startswith("-"):
-        cure = cure_for_unknown_name(name, options)
-    return UserError(f'{command} does not know "{word}"', cure)
+        hint = hint_for_unknown_name(name, options)
+    return UserError(f'{command} does not know "{word}"', hint)
 
 
 def missing(error: ModuleNotFoundError) -> UserError:

@@ -1,4 +1,4 @@
-"""Findings: the problems of a job that preflight prints, each with its cure."""
+"""Findings: the problems of a job that preflight prints, each with its hint."""
 
 import argparse
 import difflib
@@ -22,13 +22,13 @@ class Finding:
         level: ``error`` stops the job, ``warning`` does not, ``skipped`` was not checked.
         key: the key of job.toml, or a file; `--accept` names it.
         problem: what was found, and what was expected; no full stop at its end.
-        cure: what to do; no full stop at its end.
+        hint: what to do; no full stop at its end.
     """
 
     level: str
     key: str
     problem: str
-    cure: str
+    hint: str
 
     def __str__(self) -> str:
         """One line, as it is printed; values of job.toml may hold line breaks."""
@@ -36,8 +36,8 @@ class Finding:
 
     @property
     def sentence(self) -> str:
-        """Key, problem and cure, in one line."""
-        return " ".join(f"{self.key}: {self.problem}; {self.cure}".splitlines())
+        """Key, problem and hint, in one line."""
+        return " ".join(f"{self.key}: {self.problem}; {self.hint}".splitlines())
 
 
 error = partial(Finding, "error")
@@ -46,10 +46,10 @@ skipped = partial(Finding, "skipped")
 
 
 def from_error(
-    key: str, problem: UserError, *, cure: str = "correct it", level: str = "error"
+    key: str, problem: UserError, *, hint: str = "correct it", level: str = "error"
 ) -> Finding:
-    """The finding that an error amounts to; ``cure`` is for an error that has none."""
-    return Finding(level, key, problem.problem, problem.cure or cure)
+    """The finding that an error amounts to; ``hint`` is for an error that has none."""
+    return Finding(level, key, problem.problem, problem.hint or hint)
 
 
 def error_lines(problem: Exception) -> list[str]:
@@ -79,13 +79,13 @@ def ordered(findings: Iterable[Finding], accepted: Collection[str] = ()) -> list
     result: list[Finding] = []
     for finding in dict.fromkeys(findings):
         if finding.level == "error" and finding.key in accepted:
-            finding = replace(finding, level="warning", cure="accepted")
+            finding = replace(finding, level="warning", hint="accepted")
         result.append(finding)
     errors = [finding.key for finding in result if finding.level == "error"]
-    used = {finding.key for finding in result if finding.cure == "accepted"}
+    used = {finding.key for finding in result if finding.hint == "accepted"}
     for key in sorted(set(accepted) - used):
-        cure = cure_for_unknown_name(key, errors) if errors else "remove it"
-        result.append(warning(key, "--accept has this key, and no error has it", cure))
+        hint = hint_for_unknown_name(key, errors) if errors else "remove it"
+        result.append(warning(key, "--accept has this key, and no error has it", hint))
     return sorted(result, key=lambda finding: LEVELS.index(finding.level))
 
 
@@ -104,8 +104,8 @@ def raise_if_errors(findings: Iterable[Finding]) -> None:
         raise UserError("a check found errors", "correct them, and run its cells again")
 
 
-def cure_for_unknown_name(value: str, known: Iterable[str], *, likeness: float = 0.5) -> str:
-    """The cure for a name that does not exist: the most similar one, or the first ones.
+def hint_for_unknown_name(value: str, known: Iterable[str], *, likeness: float = 0.5) -> str:
+    """The hint for a name that does not exist: the most similar one, or the first ones.
 
     A name may differ from an existing one in case only.
 

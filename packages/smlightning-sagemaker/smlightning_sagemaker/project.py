@@ -146,7 +146,7 @@ def _import_file(name: str, path: Path) -> ModuleType:
     except BaseException as error:
         del sys.modules[name]
         if isinstance(error, Exception) and not isinstance(error, UserError):
-            cure = "correct it: the tests, the launcher and the rehearsal read it"
-            raise UserError(described(error), cure) from error
+            hint = "correct it: the tests, the launcher and the rehearsal read it"
+            raise UserError(described(error), hint) from error
         raise
     return module

@@ -1,4 +1,4 @@
-"""Errors that the user can correct, as a problem and its cure."""
+"""Errors that the user can correct, as a problem and its hint."""
 
 import contextlib
 import errno
@@ -35,21 +35,21 @@ class UserError(Exception):
 
     Attributes:
         problem: what was found, and what was expected; no full stop at its end.
-        cure: what to do; no full stop at its end.
+        hint: what to do; no full stop at its end.
     """
 
-    def __init__(self, problem: str, cure: str) -> None:
-        super().__init__(problem, cure)
+    def __init__(self, problem: str, hint: str) -> None:
+        super().__init__(problem, hint)
         self.problem = one_line(problem)
-        self.cure = one_line(cure)
+        self.hint = one_line(hint)
 
     def _render_traceback_(self) -> list[str]:
         """The text that a notebook shows instead of a stack trace (IPython's custom rendering)."""
         return [f"error: {line}" for line in str(self).splitlines()]
 
     def __str__(self) -> str:
-        """Problem and cure in one sentence."""
-        return f"{self.problem}; {self.cure}" if self.cure else self.problem
+        """Problem and hint in one sentence."""
+        return f"{self.problem}; {self.hint}" if self.hint else self.problem
 
 
 def as_user_error(error: BaseException) -> UserError | None:
@@ -59,8 +59,8 @@ def as_user_error(error: BaseException) -> UserError | None:
     if isinstance(error, BrokenPipeError):
         return UserError("the program that reads standard output has ended", RESUME)
     if type(error).__name__ == "MisconfigurationException":  # Lightning's, which is not imported
-        cure = "change the Trainer's arguments, or your methods"
-        return UserError(str(error).rstrip("."), cure)
+        hint = "change the Trainer's arguments, or your methods"
+        return UserError(str(error).rstrip("."), hint)
     if is_shared_memory_full(error):
         return UserError(
             f"the shared memory /dev/shm was full ({root_cause(error)})",
@@ -75,8 +75,8 @@ def as_user_error(error: BaseException) -> UserError | None:
             MORE_MEMORY,
         )
     if "Error(s) in loading state_dict" in str(error) and _is_of_a_resume(error):
-        cure = "restore the old architecture to resume, or train from the start with --resume never"
-        return UserError(str(error), cure)
+        hint = "restore the old architecture to resume, or train from the start with --resume never"
+        return UserError(str(error), hint)
     return None
 
 

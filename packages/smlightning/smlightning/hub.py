@@ -160,8 +160,8 @@ def errors(problem: str, local: bool = False) -> Iterator[None]:
             reason = root_cause(error)
             if not is_online:
                 reason = "not in the cache, and no network or HF_HUB_OFFLINE"
-            cure = "check the name" if local else "check the name and the network"
-            raise UserError(f"{problem} ({reason})", cure) from error
+            hint = "check the name" if local else "check the name and the network"
+            raise UserError(f"{problem} ({reason})", hint) from error
 
 
 @contextlib.contextmanager

@@ -210,8 +210,8 @@ def read_command_line(
             )
         if name not in options:
             nearest = nearest_option(name, options)
-            cure = f"did you mean --{nearest}?" if nearest else "--help lists the options"
-            raise UserError(f"unknown option --{name}", cure)
+            hint = f"did you mean --{nearest}?" if nearest else "--help lists the options"
+            raise UserError(f"unknown option --{name}", hint)
         if not equals:
             if not remaining or remaining[0].startswith("--"):
                 raise OptionError(name, "", describe_type(options[name].type))

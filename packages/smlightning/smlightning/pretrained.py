@@ -204,9 +204,9 @@ def model_errors(directory: Path) -> Iterator[None]:
     except Exception as error:  # safetensors, transformers and json have exceptions of their own
         reason = f"{type(error).__name__}: {root_cause(error)}"
         inside = directory / "model"  # of an output folder
-        cure = "train first, or use the folder of a trained model"
+        hint = "train first, or use the folder of a trained model"
         raise UserError(
             f"{directory} has no trained model ({reason}); expected config.json and "
             "model.safetensors as training writes them",
-            f"use {inside}, which has one" if (inside / "config.json").is_file() else cure,
+            f"use {inside}, which has one" if (inside / "config.json").is_file() else hint,
         ) from error

@@ -146,7 +146,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path: Path) -> None:
     kept = write(tmp_path, 3)
     with file_size_limit(1_000_000), pytest.raises(UserError) as error:
         files.write(tmp_path, Position(step=7), {"weights": torch.zeros(1_000_000)})
-    assert str(kept) in error.value.problem and "--resume auto" in error.value.cure
+    assert str(kept) in error.value.problem and "--resume auto" in error.value.hint
     assert "\n" not in str(error.value)
     assert files.newest(tmp_path) == kept
     assert not list(tmp_path.glob(".*.ckpt"))

@@ -38,7 +38,7 @@ def test_a_folder_locked_by_another_process_is_an_error(tmp_path: Path) -> None:
         with pytest.raises(UserError) as refusal:
             lock(tmp_path)
         other.kill()
-    assert str(tmp_path) in refusal.value.problem and "--output_dir" in refusal.value.cure
+    assert str(tmp_path) in refusal.value.problem and "--output_dir" in refusal.value.hint
     lock(tmp_path).release()
 
 
@@ -62,7 +62,7 @@ def test_a_file_system_without_locks_gives_a_warning_or_a_mark(
         (tmp_path / ".lock").write_text("1\nanother-host\n")
         with pytest.raises(UserError) as refusal:
             lock(tmp_path)
-        assert str(tmp_path / ".lock") in refusal.value.cure
+        assert str(tmp_path / ".lock") in refusal.value.hint
 
 
 def test_a_read_only_folder_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,7 +90,7 @@ def test_some_options_may_differ_with_a_path(tmp_path: Path) -> None:
     refused = refusal("auto", tmp_path, changed)
     assert "step 3 of 36" in refused.problem and "max_steps was -1 and is 6 now" in refused.problem
     for advice in (f"--resume {path} ", "--resume never", "--output_dir"):
-        assert advice in refused.cure
+        assert advice in refused.hint
     assert decide(str(path), tmp_path, changed).path == path
 
 
@@ -101,9 +101,9 @@ def test_other_options_may_not_differ(changed: dict[str, Any], tmp_path: Path) -
     identity = run(**changed, clip=2.0)
     by_itself = refusal("auto", tmp_path, identity)
     assert f"{name} was" in by_itself.problem and "clip" not in by_itself.problem
-    assert str(path) not in by_itself.cure, "naming the path would not help"
+    assert str(path) not in by_itself.hint, "naming the path would not help"
     by_path = refusal(str(path), tmp_path, identity)
-    assert f"{name} was" in by_path.problem and "--resume never" in by_path.cure
+    assert f"{name} was" in by_path.problem and "--resume never" in by_path.hint
 
 
 def test_an_option_missing_in_a_checkpoint_was_at_its_default(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_checkpoint_of_another_version_is_an_error(
     path = write(tmp_path)
     for wanted in ("auto", str(path)):
         refused = refusal(wanted, tmp_path)
-        assert str(path) in refused.problem and "--resume never" in refused.cure
+        assert str(path) in refused.problem and "--resume never" in refused.hint
 
 
 def test_an_unfinished_run_is_not_replaced(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_an_unfinished_run_is_not_replaced(tmp_path: Path) -> None:
     assert decide(str(path), mine)
     write(mine)
     refused = refusal(str(path), mine)
-    assert str(mine) in refused.problem and "--resume auto" in refused.cure
+    assert str(mine) in refused.problem and "--resume auto" in refused.hint
     files.mark(mine, files.FINISHED, "")
     assert decide(str(path), mine)
 

@@ -53,7 +53,7 @@ def test_shard_size_sets_the_groups_of_ranks(shard_size: int, said: int) -> None
 def test_wrong_groups_and_backends_are_errors(options: dict[str, Any], named: str) -> None:
     with pytest.raises(ClusterError) as refused:
         strategy(**options)
-    assert named in refused.value.cure
+    assert named in refused.value.hint
 
 
 def test_sharding_needs_a_torch_with_fsdp2(monkeypatch: pytest.MonkeyPatch) -> None:

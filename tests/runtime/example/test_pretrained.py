@@ -77,4 +77,4 @@ def test_a_checkpoint_without_a_tokenizer_is_an_error(tiny_bert: str) -> None:
         Path("bare", name).write_bytes(Path(tiny_bert, name).read_bytes())
     with pytest.raises(UserError) as caught:
         PretrainedTokenizer("bare")
-    assert "'bare'" in caught.value.problem and "tokenizer.json" in caught.value.cure
+    assert "'bare'" in caught.value.problem and "tokenizer.json" in caught.value.hint

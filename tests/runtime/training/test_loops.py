@@ -36,7 +36,7 @@ def test_several_optimizers_count_as_one_step(fit: Fit, capsys: pytest.CaptureFi
     assert steps[-1] == str(2 * BATCHES)
     assert f"-step{2 * BATCHES:06d}-" in newest_name()
     refusal = refused(fit, Manual, gradient_clip_val=0.0, max_steps=9, resume="never")
-    assert "max_steps=9" in refusal.problem and "limit_train_batches" in refusal.cure
+    assert "max_steps=9" in refusal.problem and "limit_train_batches" in refusal.hint
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_several_optimizers_count_as_one_step(fit: Fit, capsys: pytest.CaptureFi
 def test_data_without_a_batch_is_an_error(split: str, loader: str, fit: Fit) -> None:
     empty = {f"{loader}_dataloader": lambda self: DataLoader(rows(3), 6, drop_last=True)}
     refusal = refused(fit, data=type("Empty", (Numbers,), empty))
-    assert split in refusal.problem and f"{loader}_dataloader" in refusal.cure
+    assert split in refusal.problem and f"{loader}_dataloader" in refusal.hint
 
 
 class EmptyStream(Stream):
@@ -92,7 +92,7 @@ def test_a_training_without_end_is_an_error(fit: Fit) -> None:
 
 
 def test_a_stream_trains_for_max_steps(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--max_steps" in refused(fit, data=Stream).cure
+    assert "--max_steps" in refused(fit, data=Stream).hint
     steps = BATCHES + 3
     options = {"data": Stream, "epochs": 9, "max_steps": steps}
     assert fit(**options).global_step == steps

@@ -112,7 +112,7 @@ def test_a_metric_that_differs_on_one_rank_is_an_error_before_training_and_a_war
         rank_checks.equal_on_ranks("val/x", 0.5, check=True)
     for part in ("val/x", "0.5 on rank 0", f"{other:g} on rank 2"):
         assert part in error.value.problem
-    assert "sync_dist=True" in error.value.cure
+    assert "sync_dist=True" in error.value.hint
     assert warned == f"warning: {error.value}\n"
 
 
@@ -161,4 +161,4 @@ def test_workers_that_each_read_a_whole_stream_are_rejected(
 ) -> None:
     with pytest.raises(UserError, match=f"{workers} workers") as error:
         iterate(batches, workers)
-    assert "get_worker_info" in error.value.cure
+    assert "get_worker_info" in error.value.hint

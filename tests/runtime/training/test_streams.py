@@ -52,7 +52,7 @@ def test_a_state_of_unsafe_objects_is_an_error() -> None:
     loader.states[1]["extra"] = {"rng": np.arange(3), "path": SimpleNamespace()}
     with pytest.raises(UserError) as refused:
         stateful.states_of_ranks([loader], 1)
-    assert "tolist" in refused.value.cure
+    assert "tolist" in refused.value.hint
 
 
 def test_rank_0_gets_long_states_of_all_ranks_in_pieces(tmp_path: Path) -> None:
@@ -121,4 +121,4 @@ def test_another_number_of_ranks_workers_or_loaders_is_an_error() -> None:
     ):  # fmt: skip
         with pytest.raises(UserError) as refused:
             stateful.check_states(states, another, number, world_size)
-        assert "--resume never" in refused.value.cure
+        assert "--resume never" in refused.value.hint

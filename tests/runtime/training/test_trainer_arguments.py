@@ -127,7 +127,7 @@ def refusal(fit: Fit, *args: Any, **options: Any) -> UserError:
     sentence = as_user_error(refused.value)
     if sentence is None and isinstance(refused.value, ValueError):
         return UserError(described(refused.value), "")  # Lightning's own check of an argument
-    assert sentence and sentence.cure, refused.value
+    assert sentence and sentence.hint, refused.value
     return sentence
 
 

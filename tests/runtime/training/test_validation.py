@@ -43,7 +43,7 @@ def test_a_monitor_that_validation_does_not_log_is_an_error_before_training(fit:
     with pytest.raises(UserError) as caught:
         fit(Untrained, best=("max", "val/bleu"))
     assert "max val/bleu" in caught.value.problem and "val/loss" in caught.value.problem
-    assert "MONITOR" in caught.value.cure
+    assert "MONITOR" in caught.value.hint
     with pytest.raises(UserError) as caught:
         fit(Untrained, best=("maximum", "val/loss"))
     assert "'maximum'" in caught.value.problem

@@ -25,7 +25,7 @@ def test_fetch_brings_model_and_curves(aws, sent, tmp_path):
     assert [p.name for p in (tmp_path / "models").iterdir()] == ["x"]
     with pytest.raises(UserError) as raised:
         fetch.fetch(sent.training_job_name, REGION, folder)
-    assert str(folder) in raised.value.problem and "--to" in raised.value.cure
+    assert str(folder) in raised.value.problem and "--to" in raised.value.hint
 
 
 @pytest.mark.parametrize(

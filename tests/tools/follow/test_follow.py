@@ -12,7 +12,7 @@ from sent_job import console, log
 from smlightning.errors import UserError
 from smlightning_sagemaker.__main__ import main
 from smlightning_sagemaker.follow import follow, job_log
-from smlightning_sagemaker.job.aws import cure_of, explain
+from smlightning_sagemaker.job.aws import explain, hint_of
 
 pytest_plugins = ("moto_account", "sent_job")
 
@@ -412,7 +412,7 @@ def test_a_warm_pool_is_reported_as_billed(aws, sent, monkeypatch, capsys, pool,
 
 
 @pytest.mark.parametrize(
-    ("code", "message", "cure"),
+    ("code", "message", "hint"),
     [
         (
             "ResourceLimitExceeded",
@@ -426,13 +426,13 @@ def test_a_warm_pool_is_reported_as_billed(aws, sent, monkeypatch, capsys, pool,
         ("ValidationException", "Could not assume role", "correct the value in this message"),
     ],
 )
-def test_a_call_that_aws_rejects_has_the_cure_of_its_reason(
-    code: str, message: str, cure: str
+def test_a_call_that_aws_rejects_has_the_hint_of_its_reason(
+    code: str, message: str, hint: str
 ) -> None:
     """CreateTrainingJob's errors and AWS's common ones (API_CreateTrainingJob, CommonErrors)."""
     failure = ClientError({"Error": {"Code": code, "Message": message}}, "CreateTrainingJob")
     known = explain(failure)
-    assert cure in known.cure and (message.rstrip(".") or code) in known.problem
+    assert hint in known.hint and (message.rstrip(".") or code) in known.problem
 
 
 @pytest.mark.parametrize(
@@ -457,8 +457,8 @@ def test_a_call_that_aws_rejects_has_the_cure_of_its_reason(
         ("AlgorithmError: ValueError: nan", ""),
     ],
 )
-def test_a_failure_of_capacity_or_memory_has_a_cure(reason, word):
-    advice = cure_of(reason)
+def test_a_failure_of_capacity_or_memory_has_a_hint(reason, word):
+    advice = hint_of(reason)
     assert word in advice and bool(advice) == bool(word)
 
 

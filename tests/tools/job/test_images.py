@@ -92,7 +92,7 @@ def test_every_region_of_the_sdk_has_its_registry() -> None:
 def test_a_region_without_a_registry_is_an_error() -> None:
     with pytest.raises(UserError) as raised:
         images.image_uri(GOOD.replace(region="eusc-de-east-1"))
-    assert "eusc-de-east-1" in raised.value.problem and "image" in raised.value.cure
+    assert "eusc-de-east-1" in raised.value.problem and "image" in raised.value.hint
 
 
 @pytest.mark.parametrize("status", [0, 3])

@@ -1,4 +1,4 @@
-"""job.toml as it is read: every mistake of the file at once, each with its key and its cure."""
+"""job.toml as it is read: every mistake of the file at once, each with its key and its hint."""
 
 import re
 from pathlib import Path
@@ -16,14 +16,14 @@ PLAIN = {"name": "x", "region": "us-east-1", "instance_type": "ml.g5.xlarge", "i
 
 
 def problems(table: dict[str, Any]) -> dict[str, tuple[str, str]]:
-    """Key → problem and cure."""
+    """Key → problem and hint."""
     with pytest.raises(JobError) as raised:
         job.from_table(table, PROJECT)
-    return {each.key: (each.problem, each.cure) for each in raised.value.findings}
+    return {each.key: (each.problem, each.hint) for each in raised.value.findings}
 
 
 MISTAKES: dict[str, tuple[dict[str, Any], str, str]] = {
-    # Key → a wrong table, the value in the problem, part of the cure.
+    # Key → a wrong table, the value in the problem, part of the hint.
     "nmae": ({"nmae": "x"}, "", "name"),
     "region": ({"region": 7}, "7", ""),
     "instance_type": ({"instance_type": ["ml.g5.xlarge"]}, "list", ""),
@@ -46,12 +46,12 @@ MISTAKES: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize("key", MISTAKES)
-def test_a_mistake_has_one_finding_with_its_key_and_cure(key: str) -> None:
-    change, value, cure = MISTAKES[key]
+def test_a_mistake_has_one_finding_with_its_key_and_hint(key: str) -> None:
+    change, value, hint = MISTAKES[key]
     found = problems({**PLAIN, **change})
     assert list(found) == [key]
-    problem, given_cure = found[key]
-    assert cure in given_cure and given_cure
+    problem, given_hint = found[key]
+    assert hint in given_hint and given_hint
     assert problem.startswith(f"found {value}, expected " if value else "job.toml has no such")
 
 
@@ -80,7 +80,7 @@ def test_all_mistakes_of_the_file_are_reported_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("request_table", "key", "cure"),
+    ("request_table", "key", "hint"),
     [
         (
             {"ResourceConfig": {"InstanceCount": 3}},
@@ -98,10 +98,10 @@ def test_all_mistakes_of_the_file_are_reported_at_once() -> None:
         ({"StoppingCondition": 3}, "StoppingCondition", ""),
     ],
 )
-def test_request_cannot_set_a_keys_member(request_table: Any, key: str, cure: str) -> None:
+def test_request_cannot_set_a_keys_member(request_table: Any, key: str, hint: str) -> None:
     found = problems({**PLAIN, "request": request_table})
     assert list(found) == [f"request.{key}"]
-    assert cure in found[f"request.{key}"][1]
+    assert hint in found[f"request.{key}"][1]
 
 
 # Without a default, or with another one in the file: the project's answers.
@@ -157,7 +157,7 @@ def test_a_file_that_is_not_toml_is_one_finding(
     with pytest.raises(JobError) as raised:
         job.load(path, PROJECT)
     (finding,) = raised.value.findings
-    assert finding.key == str(path) and found in finding.problem and finding.cure
+    assert finding.key == str(path) and found in finding.problem and finding.hint
 
 
 def test_an_unknown_key_is_reported_with_the_name_of_its_file(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def test_no_role_and_no_studio_is_said(aws: Any, monkeypatch: pytest.MonkeyPatch
     record(monkeypatch, GetCallerIdentity=user)
     with pytest.raises(UserError) as raised:
         sending.execution_role("", REGION)
-    assert "role" in raised.value.problem and "ARN" in raised.value.cure
+    assert "role" in raised.value.problem and "ARN" in raised.value.hint
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_another_accounts_default_bucket_is_refused(
     record(monkeypatch, HeadBucket=refusal("403", "HeadBucket"))
     with pytest.raises(UserError) as raised:
         sending.account_destination(GOOD.replace(bucket=""))
-    assert "bucket" in raised.value.cure
+    assert "bucket" in raised.value.hint
 
 
 def test_the_upload_is_encrypted_with_the_outputs_key(

@@ -86,13 +86,13 @@ def test_a_right_job_has_no_error(case, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("case", MISTAKES, ids=name)
-def test_a_mistake_is_found_with_a_cure(case, tmp_path):
+def test_a_mistake_is_found_with_a_hint(case, tmp_path):
     """And where it is meant, `--accept KEY` makes a warning of it."""
     results = found(case, tmp_path, BASE)
     named = [each for each in results if each.key == case["key"]]
     levels = [each.level for each in named]
     assert case.get("level", "error") in levels, [str(each) for each in results]
-    assert any(case.get("cure", "") in each.cure for each in named), [str(each) for each in named]
-    assert all(each.problem and each.cure and "\n" not in str(each) for each in results)
+    assert any(case.get("hint", "") in each.hint for each in named), [str(each) for each in named]
+    assert all(each.problem and each.hint and "\n" not in str(each) for each in results)
     accepted = findings.ordered(results, [each.key for each in results])
     assert not findings.has_errors(accepted)

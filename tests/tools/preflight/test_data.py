@@ -64,7 +64,7 @@ def test_an_address_that_matches_another_folder_is_a_warning(aws, good, address)
     else:
         (finding,) = findings(job)
         assert finding.level == "warning" and "train_old" in finding.problem
-        assert '"s3://language-id/train/"' in finding.cure
+        assert '"s3://language-id/train/"' in finding.hint
 
 
 def test_an_empty_folder_to_resume_from_is_a_warning(aws, good):

@@ -147,7 +147,7 @@ def test_requirements_that_cannot_be_resolved_here_are_skipped(
         assert levels(found) == ["skipped"], found
     monkeypatch.setattr(requirements, "uv", lambda: None)
     [found] = judged(project, "modest", PIP_INDEX_URL=simple)
-    assert found.level == "skipped" and "make preflight" in found.cure
+    assert found.level == "skipped" and "make preflight" in found.hint
 
 
 @pytest.mark.parametrize(
@@ -197,11 +197,11 @@ def test_a_lock_is_whole_and_fresh(project: Project, files: Path, tmp_path: Path
     assert not judged(project, lock, **settings)
     [found] = judged(project, hashed(whole), **settings)
     assert found.level == "error" and found.problem.startswith("part,")
-    assert "make lock" in found.cure
+    assert "make lock" in found.hint
     for text in ("whole\npart>=2", "whole\nabsent"):
         source.write_text(text)
         [found] = judged(project, lock, **settings)
-        assert found.level == "error" and "make lock" in found.cure
+        assert found.level == "error" and "make lock" in found.hint
     index(tmp_path / "simple", wheel(files, "late", "1.0"))
     source.write_text("whole\nlate")
     [found] = judged(project, lock, **settings)
@@ -232,7 +232,7 @@ def test_an_import_that_nobody_provides_is_an_error(project: Project) -> None:
     project.requirements.write_text(f"rich==14.3.4 --hash=sha256:{'0' * 64}\n")
     found = list(imports.imports(JOB, project))
     assert levels(found) == ["error", "error"]
-    assert "name wandb in" in found[0].cure and "name PyYAML in" in found[1].cure
+    assert "name wandb in" in found[0].hint and "name PyYAML in" in found[1].hint
     project.requirements.write_text("rich\n")  # names no package that rich requires
     assert not list(imports.imports(JOB, project))
 

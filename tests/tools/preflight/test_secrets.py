@@ -169,9 +169,9 @@ def test_an_error_about_a_secret_hides_its_value(aws, variable, content, key):
     aws.client("secretsmanager").create_secret(Name="team/db", SecretString=content)
     with pytest.raises(UserError) as raised:
         hub.sign_in(0, {f"SECRET_FOR_{variable}": f"team/db{key}", "AWS_REGION": REGION})
-    problem, cure = raised.value.problem, raised.value.cure
+    problem, hint = raised.value.problem, raised.value.hint
     assert f"secrets.{variable} = team/db{key}" in problem or variable == "HF_TOKEN"
-    assert cure and "\n" not in problem + cure and VALUE not in problem + cure
+    assert hint and "\n" not in problem + hint and VALUE not in problem + hint
     assert raised.value.__cause__ is None
 
 

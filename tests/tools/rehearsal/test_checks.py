@@ -146,7 +146,7 @@ def test_files_elsewhere_are_lost(folder: str, check: str, tmp_path: Path) -> No
     verdicts = checks.judge(PLAN, attempt)
     assert failed(verdicts) == {check}
     assert by_name(verdicts)[check].detail.endswith("is empty; lost with the host: code/w.pt")
-    assert by_name(verdicts)[check].cure
+    assert by_name(verdicts)[check].hint
 
 
 def test_a_job_that_keeps_no_checkpoints_needs_none(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_a_job_that_keeps_no_checkpoints_needs_none(tmp_path: Path) -> None:
 def test_ranks_that_did_not_meet_are_one_failure(tmp_path: Path) -> None:
     changes = {number: {"rank": 0, "world_size": 1, "weights": str(number)} for number in range(4)}
     verdicts = checks.judge(PLAN, succeeded(tmp_path, good_ranks(changes)))
-    assert failed(verdicts) == {"world-size"} and by_name(verdicts)["world-size"].cure
+    assert failed(verdicts) == {"world-size"} and by_name(verdicts)["world-size"].hint
 
 
 def test_a_call_that_smddp_excludes_is_a_failure(tmp_path: Path) -> None:

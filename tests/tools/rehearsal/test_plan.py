@@ -1,4 +1,4 @@
-"""From a command line and job.toml to a plan; a contradiction is an error with its cure."""
+"""From a command line and job.toml to a plan; a contradiction is an error with its hint."""
 
 import json
 import subprocess
@@ -30,16 +30,16 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "cure"),
+    ("word", "hint"),
     [
         ("--host", "did you mean --hosts?"),
         ("--epochs=1", "options of train.py follow --"),
     ],
 )
-def test_an_unknown_option_gets_the_nearest_name(word, cure, capsys) -> None:
+def test_an_unknown_option_gets_the_nearest_name(word, hint, capsys) -> None:
     assert main([word, "2"]) == 2
     said = capsys.readouterr().err
-    assert f'rehearse does not know "{word}"' in said and cure in said
+    assert f'rehearse does not know "{word}"' in said and hint in said
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_contradiction_is_an_error_with_its_cause(
     source = [] if "--source-dir" in argv else ["--source-dir", str(stranger(tmp_path / "code"))]
     with pytest.raises(UserError) as raised:
         planned(tmp_path, *source, *argv)
-    assert raised.value.problem and raised.value.cure
+    assert raised.value.problem and raised.value.hint
     assert [word for word in words if word not in str(raised.value)] == []
 
 

@@ -96,18 +96,18 @@ def download_folder(s3: Any, uri: str, folder: Path) -> bool:
         if not name or name.endswith("/"):  # the S3 console creates one for a folder
             continue
         target = folder / name
-        cure = "remove that object, or download the others with aws s3 cp"
+        hint = "remove that object, or download the others with aws s3 cp"
         try:
             if not target.resolve().is_relative_to(folder.resolve()):
                 problem = f"s3://{bucket}/{item['Key']} would be written outside of {folder}"
-                raise UserError(problem, cure)
+                raise UserError(problem, hint)
             target.parent.mkdir(parents=True, exist_ok=True)
             s3.download_file(bucket, item["Key"], str(target))
         except (OSError, ValueError) as error:  # a key is any text: too long, with NUL, a folder's
             if is_disk_full(error):
                 raise
             problem = f"s3://{bucket}/{item['Key']!r} cannot be a file in {folder} ({error})"
-            raise UserError(problem, cure) from None
+            raise UserError(problem, hint) from None
         has_objects = True
     return has_objects
 

@@ -254,8 +254,8 @@ def report_ending(outcome: Outcome, region: str, console: Any) -> None:
     if outcome.status == "Failed":
         reason = job.get("FailureReason", "AWS gives no reason")
         console.print(f"{name} failed: {reason}", style="bold red")
-        if cure := aws.cure_of(reason):
-            console.print(f"{cure[0].upper()}{cure[1:]}.")
+        if hint := aws.hint_of(reason):
+            console.print(f"{hint[0].upper()}{hint[1:]}.")
     elif outcome.status == "Stopped":
         cause = STOPPED_BY.get(job.get("SecondaryStatus", "")) or last_message(job)
         checkpoints = job.get("CheckpointConfig", {}).get("S3Uri")

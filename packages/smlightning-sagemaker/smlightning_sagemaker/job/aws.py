@@ -237,21 +237,21 @@ def errors(subject: str = "", instead: str = "") -> Iterator[None]:
 
     Args:
         subject: begins the problem.
-        instead: another cure.
+        instead: another hint.
     """
     try:
         yield
     except failures() as failure:
         known = explain(failure)
         problem = f"{subject}: {known.problem}" if subject else known.problem
-        cures = [cure for cure in (known.cure, instead) if cure]
-        raise UserError(problem, ", or ".join(cures)) from failure
+        hints = [hint for hint in (known.hint, instead) if hint]
+        raise UserError(problem, ", or ".join(hints)) from failure
     except EOFError as failure:
         if failure.args:  # of a file
             raise
-        cure = "run the command in a terminal, or with credentials that need no code"
+        hint = "run the command in a terminal, or with credentials that need no code"
         raise UserError(
-            "the profile needs an MFA code, and there is no terminal", cure
+            "the profile needs an MFA code, and there is no terminal", hint
         ) from failure
 
 
@@ -267,10 +267,10 @@ def print_user_errors() -> Iterator[None]:
         print("interrupted")
 
 
-# Pattern of AWS's message about a failed job or a rejected call → cure; the first match counts.
+# Pattern of AWS's message about a failed job or a rejected call → hint; the first match counts.
 # The words about capacity are from
 # https://repost.aws/knowledge-center/sagemaker-insufficient-capacity-error.
-CURES = {
+HINTS = {
     r"CapacityError|[Ii]nsufficient ?(Instance)?Capacity|requested ML compute capacity": (
         "no such instances are free in the zones of your subnets: send the job again later; or "
         "name several types in ResourceConfig.InstancePreferences of [request]; or add subnets of "
@@ -300,9 +300,9 @@ CURES = {
 }
 
 
-def cure_of(reason: str) -> str:
-    """The cure for a failure, by AWS's words for it; empty for unknown words."""
-    return next((cure for words, cure in CURES.items() if re.search(words, reason)), "")
+def hint_of(reason: str) -> str:
+    """The hint for a failure, by AWS's words for it; empty for unknown words."""
+    return next((hint for words, hint in HINTS.items() if re.search(words, reason)), "")
 
 
 CORRECT = "correct the value in this message"
@@ -322,8 +322,8 @@ def explain(failure: Exception) -> UserError:
         return UserError("there are no AWS credentials here", SIGN_IN)
     if isinstance(failure, e.ProfileNotFound):
         key = _profile_key if _profile else "AWS_PROFILE"
-        cure = f"set {key} to one that aws configure list-profiles prints"
-        return UserError(str(failure).replace("The", "the", 1), cure)
+        hint = f"set {key} to one that aws configure list-profiles prints"
+        return UserError(str(failure).replace("The", "the", 1), hint)
     if isinstance(failure, e.SSOError | e.UnauthorizedSSOTokenError | e.TokenRetrievalError):
         return UserError(f"the single sign-on session cannot be used ({failure})", SIGN_IN)
     if isinstance(failure, e.HTTPClientError | e.ConnectionError):
@@ -340,13 +340,13 @@ def _client_error(failure: Any) -> UserError:
     if "Expired" in name:
         return UserError("AWS credentials have expired", SIGN_IN)
     if name in REJECTED_KEYS:
-        cure = f"check AWS_PROFILE, or {SIGN_IN}"
-        return UserError(f"AWS does not know these credentials ({name})", cure)
+        hint = f"check AWS_PROFILE, or {SIGN_IN}"
+        return UserError(f"AWS does not know these credentials ({name})", hint)
     if "MultiFactorAuthentication failed" in message:
         return UserError("AWS rejects the MFA code", "run the command again with the next code")
     if denied(failure):
-        cure = f"ask for that permission ({message})"
-        return UserError(f"these credentials may not call {operation}", cure)
+        hint = f"ask for that permission ({message})"
+        return UserError(f"these credentials may not call {operation}", hint)
     reason = (message or name).rstrip(".")
-    cure = cure_of(f"{name}: {message}") or CORRECT
-    return UserError(f"AWS rejects {operation}: {reason}", cure)
+    hint = hint_of(f"{name}: {message}") or CORRECT
+    return UserError(f"AWS rejects {operation}: {reason}", hint)

@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 
 from smlightning.errors import UserError
 from smlightning.options import declared_options
-from smlightning_sagemaker.findings import Finding, cure_for_unknown_name, error
+from smlightning_sagemaker.findings import Finding, error, hint_for_unknown_name
 from smlightning_sagemaker.job import aws
 from smlightning_sagemaker.job.constants import Distribution
 from smlightning_sagemaker.project import Project
@@ -237,7 +237,7 @@ FILE_SYSTEM_CHANNEL = {
 
 
 class JobError(UserError):
-    """job.toml is wrong; `findings` has every problem of the file, each with key and cure."""
+    """job.toml is wrong; `findings` has every problem of the file, each with key and hint."""
 
     def __init__(self, findings: list[Finding]) -> None:
         keys = ", ".join(finding.key for finding in findings)
@@ -297,15 +297,15 @@ def _finding(problem: ErrorDetails, project: Project | None, file: str) -> Findi
     # Keys at the end of the file belong to the last table, which may take any name.
     misplaced = ""
     if project and (is_unknown or names[0] in ("environment", "tags")):
-        misplaced = cure_for_misplaced_key(names[-1], project)
+        misplaced = hint_for_misplaced_key(names[-1], project)
     if problem["type"] == "missing":
         return error(path, "is missing", "set it in job.toml")
     if is_unknown:
         known = Job.model_fields
         if len(names) > 1:
             known = {"spot": Spot, "network": Network}[names[0]].model_fields
-        cure = misplaced or cure_for_unknown_name(names[-1], known)
-        return error(path, f"{file} has no such key", cure)
+        hint = misplaced or hint_for_unknown_name(names[-1], known)
+        return error(path, f"{file} has no such key", hint)
     expected = problem["msg"].removeprefix("Value error, ")
     expected = expected.replace("Input should be", "expected", 1)
     value = problem["input"]
@@ -340,8 +340,8 @@ def leaves(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
             yield f"{prefix}{name}", value
 
 
-def cure_for_misplaced_key(name: str, project: Project) -> str:
-    """The cure for a key in a wrong table; empty for an unknown key."""
+def hint_for_misplaced_key(name: str, project: Project) -> str:
+    """The hint for a key in a wrong table; empty for an unknown key."""
     if name in TABLES:
         return f"write its entries below [{name}]"
     if name in PATHS:

@@ -41,7 +41,7 @@ def destination(job: Job) -> tuple[Destination | None, list[Finding]]:
         problem = "no credentials here, so role, keys, secrets, network and data were not checked"
         return None, [skipped("AWS", problem, aws.SIGN_IN)]
     except aws.failures() as error:
-        return None, [from_error("AWS", aws.explain(error), cure="run preflight with --offline")]
+        return None, [from_error("AWS", aws.explain(error), hint="run preflight with --offline")]
     try:
         with aws.errors():
             return sending.account_destination(job, create=False), []
@@ -70,5 +70,5 @@ def answered(name: str, job: Job, body: dict[str, Any], project: Project) -> lis
             findings.append(finding)  # one by one: findings before an error stay
     except aws.failures() as error:
         problem = aws.explain(error)
-        findings.append(from_error(name, problem, cure="it was not checked", level="skipped"))
+        findings.append(from_error(name, problem, hint="it was not checked", level="skipped"))
     return findings

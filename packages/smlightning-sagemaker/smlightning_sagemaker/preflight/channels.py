@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from smlightning.options import declared_options
-from smlightning_sagemaker.findings import Finding, cure_for_unknown_name, error, warning
+from smlightning_sagemaker.findings import Finding, error, hint_for_unknown_name, warning
 from smlightning_sagemaker.job import images
 from smlightning_sagemaker.job.job import Job
 from smlightning_sagemaker.preflight import paths
@@ -53,7 +53,7 @@ def missing(job: Job, request: dict[str, Any], project: Project) -> Iterator[Fin
             yield error(key, problem, f'write "{paths.CHANNELS}{value}"')
         elif channel and channel not in found:
             hint = f'add {channel[:80]} = "s3://bucket/folder/"'
-            hint = cure_for_unknown_name(channel, found) if found else hint
+            hint = hint_for_unknown_name(channel, found) if found else hint
             yield error(key, f"[channels] has no channel {channel[:80]}", hint)
 
 

@@ -70,8 +70,8 @@ def bucket(job: Job, key: str, name: str, *, may_be_missing: bool) -> Iterator[F
     region = headers.get("x-amz-bucket-region", job.region)
     if code == "404":
         if not (may_be_missing and name.startswith(f"sagemaker-{job.region}-")):
-            cure = "create it in the job's region, or correct the name"
-            yield error(key, f"bucket {name} does not exist", cure)
+            hint = "create it in the job's region, or correct the name"
+            yield error(key, f"bucket {name} does not exist", hint)
     elif region != job.region:
         problem = f"bucket {name} is in {region}, the job in {job.region}"
         yield error(key, problem, "use one in the job's region")

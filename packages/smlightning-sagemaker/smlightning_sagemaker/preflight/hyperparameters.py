@@ -12,8 +12,8 @@ from smlightning.options import (
     parse_command_line,
     read_command_line,
 )
-from smlightning_sagemaker.findings import Finding, cure_for_unknown_name, error, from_error
-from smlightning_sagemaker.job.job import Job, cure_for_misplaced_key
+from smlightning_sagemaker.findings import Finding, error, from_error, hint_for_unknown_name
+from smlightning_sagemaker.job.job import Job, hint_for_misplaced_key
 from smlightning_sagemaker.project import Project
 
 
@@ -26,8 +26,8 @@ def options(job: Job, request: dict[str, Any], project: Project) -> Iterator[Fin
         if name not in declared:
             nearest = nearest_option(name, declared)
             hint = f"did you mean {nearest}?" if nearest else ""
-            hint = cure_for_misplaced_key(name, project) or hint
-            hint = hint or cure_for_unknown_name(name, declared)
+            hint = hint_for_misplaced_key(name, project) or hint
+            hint = hint or hint_for_unknown_name(name, declared)
             yield error(key, "train.py has no such option", hint)
         elif problem := unfit(cls, name, value):
             yield error(key, problem, f"as in {name} = {json.dumps(declared[name].default)}")

@@ -10,8 +10,8 @@ from smlightning.errors import UserError
 from smlightning.options import parse_command_line
 from smlightning_sagemaker.findings import (
     Finding,
-    cure_for_unknown_name,
     error,
+    hint_for_unknown_name,
     skipped,
     warning,
 )
@@ -31,7 +31,7 @@ def kind(job: Job, request: dict[str, Any], project: Project) -> Iterator[Findin
     if "/" not in job.image:
         if job.image not in ("auto", *images.PROFILES):
             problem = f'"{job.image}" is neither a profile nor an image\'s URI'
-            hint = cure_for_unknown_name(job.image, ["auto", *images.PROFILES])
+            hint = hint_for_unknown_name(job.image, ["auto", *images.PROFILES])
             yield error("image", problem, hint)
         return
     found = images.aws_image(job.image)

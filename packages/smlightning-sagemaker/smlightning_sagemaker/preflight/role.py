@@ -208,8 +208,8 @@ def denied(job: Job, body: dict[str, Any], needs: Needs) -> Iterator[Finding]:
         elif action == WRITING or any(is_explicit(answer) for answer in refused):
             yield error(key, problem, "allow it as infra/role-policy.json does")
         else:
-            cure = "allow it as infra/role-policy.json does, unless the resource's own policy does"
-            yield warning(key, problem, cure)
+            hint = "allow it as infra/role-policy.json does, unless the resource's own policy does"
+            yield warning(key, problem, hint)
 
 
 def is_explicit(answer: dict[str, Any]) -> bool:

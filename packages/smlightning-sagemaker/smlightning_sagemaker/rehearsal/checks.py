@@ -42,7 +42,7 @@ class Check:
     name: str
     verdict: str  # PASSED, FAILED or SKIPPED
     detail: str
-    cure: str = ""  # what to do, after a failure
+    hint: str = ""  # what to do, after a failure
 
 
 class Conclusion(NamedTuple):
@@ -87,8 +87,8 @@ def judge_restart(restarted: Attempt, undisturbed: Attempt, interrupted: Attempt
     """Whether a restarted attempt resumed, and ended like an undisturbed one."""
     resumes = resumes_from_checkpoint(restarted, interrupted)
     return [
-        with_cure("resumes-from-checkpoint", resumes),
-        with_cure("weights-as-undisturbed", weights_as_undisturbed(restarted, undisturbed)),
+        with_hint("resumes-from-checkpoint", resumes),
+        with_hint("weights-as-undisturbed", weights_as_undisturbed(restarted, undisturbed)),
     ]
 
 
@@ -100,17 +100,17 @@ def judged(table: Mapping[str, Judge], plan: Plan, attempt: Attempt) -> list[Che
         conclusion = check(plan, attempt)
         if name in OF_ONE_WORLD and not met:
             conclusion = Conclusion(SKIPPED, "see world-size")
-        verdicts.append(with_cure(name, conclusion))
+        verdicts.append(with_hint(name, conclusion))
         met = met and (name, conclusion.verdict) != ("world-size", FAILED)
     return verdicts
 
 
-def with_cure(name: str, conclusion: Conclusion) -> Check:
-    """The check, with the first of CURES for its name and detail if it failed."""
+def with_hint(name: str, conclusion: Conclusion) -> Check:
+    """The check, with the first of HINTS for its name and detail if it failed."""
     if conclusion.verdict == FAILED:
-        for of_check, words, cure in CURES:
+        for of_check, words, hint in HINTS:
             if of_check == name and re.search(words, conclusion.detail):
-                return Check(name, *conclusion, cure)
+                return Check(name, *conclusion, hint)
     return Check(name, *conclusion)
 
 
@@ -456,8 +456,8 @@ def resumes_from_checkpoint(restarted: Attempt, interrupted: Attempt) -> Conclus
     if not steps:
         return incomplete(restarted, "no rank took a step after the restart")
     if not any(rank.batches for rank in restarted.ranks):
-        cure = "interrupt a longer run: --batches, or -- --epochs"
-        return Conclusion(FAILED, f"nothing was left to train when it restarted; {cure}")
+        hint = "interrupt a longer run: --batches, or -- --epochs"
+        return Conclusion(FAILED, f"nothing was left to train when it restarted; {hint}")
     detail = f"after step {' or '.join(map(str, sorted(steps)))}"
     done = max((rank.steps for rank in interrupted.ranks), default=0)
     if done > min(steps):
@@ -569,7 +569,7 @@ FROM_THE_LAUNCHER = (
     "leave MASTER_ADDR and MASTER_PORT as the launcher set them, and use env:// to join"
 )
 # A check, words of its detail, and what to do.
-CURES = (
+HINTS = (
     (
         "hosts-succeeded",
         "unrecognized arguments|expected .* argument|invalid .* value",

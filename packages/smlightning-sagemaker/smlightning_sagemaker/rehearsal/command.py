@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from smlightning.errors import UserError
-from smlightning_sagemaker.findings import Parser, cure_for_unknown_name, print_error
+from smlightning_sagemaker.findings import Parser, hint_for_unknown_name, print_error
 from smlightning_sagemaker.job.constants import DISTRIBUTIONS
 from smlightning_sagemaker.rehearsal.processes import END_SIGNALS
 
@@ -102,8 +102,8 @@ def main(argv: Sequence[str]) -> int:
         print_error(error)
         return 2
     except OSError as error:
-        cure = "" if run else "; a rehearsal needs a writable temporary folder (TMPDIR)"
-        print(f"error: {error}{cure}", file=sys.stderr)
+        hint = "" if run else "; a rehearsal needs a writable temporary folder (TMPDIR)"
+        print(f"error: {error}{hint}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("interrupted; all processes of the rehearsal were ended", file=sys.stderr)
@@ -118,7 +118,7 @@ def main(argv: Sequence[str]) -> int:
 def unexpected(word: str, arguments: argparse.Namespace) -> UserError:
     """The error for an option that the parser does not know."""
     own = [f"--{name.replace('_', '-')}" for name in vars(arguments) if name != "hyperparameters"]
-    similar = cure_for_unknown_name(word.partition("=")[0], own, likeness=0.75)
+    similar = hint_for_unknown_name(word.partition("=")[0], own, likeness=0.75)
     return UserError(
         f'rehearse does not know "{word}"', f"{similar}; options of train.py follow --"
     )

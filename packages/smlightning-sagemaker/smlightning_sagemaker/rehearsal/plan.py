@@ -14,7 +14,7 @@ from typing import Any
 from smlightning.cluster.location import DEFAULT_PORT, SMDDP_INSTANCES, runs_smddp
 from smlightning.errors import UserError
 from smlightning.options import parse_command_line
-from smlightning_sagemaker.findings import cure_for_unknown_name
+from smlightning_sagemaker.findings import hint_for_unknown_name
 from smlightning_sagemaker.job import images, launchers, request
 from smlightning_sagemaker.job import job as jobs
 from smlightning_sagemaker.job.images import Profile
@@ -266,7 +266,7 @@ def channel_folders(words: Sequence[str], job: Job | None) -> dict[str, Path]:
             raise UserError(f"--channel {name}={folder}: no such folder", "write NAME=DIR")
         if job and job.channels and name not in job.channels:
             problem = f"--channel {name} is not among [channels] of job.toml"
-            raise UserError(problem, cure_for_unknown_name(name, job.channels))
+            raise UserError(problem, hint_for_unknown_name(name, job.channels))
         folders[name] = Path(folder)
     return folders
 

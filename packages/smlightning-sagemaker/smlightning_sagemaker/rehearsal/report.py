@@ -174,6 +174,6 @@ def table(title: str, verdicts: Sequence[Check]) -> Table:
     rows = Table(*columns, title=title, title_justify="left", title_style="bold")
     for check in verdicts:
         verdict = Text(check.verdict, VERDICT_COLOURS[check.verdict])
-        detail = f"{check.detail}: {check.cure}" if check.cure else check.detail
+        detail = f"{check.detail}: {check.hint}" if check.hint else check.detail
         rows.add_row(check.name, verdict, Text(detail))
     return rows

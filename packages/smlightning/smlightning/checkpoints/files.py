@@ -179,11 +179,11 @@ def remove_temporary(directory: Path) -> None:
 # Marks
 
 
-def mark(directory: Path, name: str, cure: str) -> None:
+def mark(directory: Path, name: str, hint: str) -> None:
     """Mark the newest checkpoint as FINISHED, its run is complete, or as DISCARDED.
 
     Raises:
-        UserError: with this cure: the disk is full or fails.
+        UserError: with this hint: the disk is full or fails.
     """
     known = numbered(directory)
     if not known:
@@ -193,7 +193,7 @@ def mark(directory: Path, name: str, cure: str) -> None:
             file.write_text(known[0][1].name)
     except OSError as error:
         raise UserError(
-            f"The run in {directory} could not be marked as {name} ({error.strerror})", cure
+            f"The run in {directory} could not be marked as {name} ({error.strerror})", hint
         ) from None
 
 
@@ -332,6 +332,6 @@ def newest_verified(directory: Path) -> tuple[Path, dict[str, Any]] | None:
         raise UserError(
             f"none of the {len(faults)} checkpoints in {directory} can be used: "
             f"{faults[0].problem}",
-            faults[0].cure,
+            faults[0].hint,
         )
     return None

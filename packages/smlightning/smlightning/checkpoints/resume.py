@@ -81,12 +81,12 @@ def decide(
 def _named(wanted: str) -> tuple[Path, dict[str, Any]]:
     """The checkpoint at the user's path, and its content."""
     path = Path(wanted)
-    cure = "pass auto, never or a file such as checkpoints/000007-step000390-….ckpt"
+    hint = "pass auto, never or a file such as checkpoints/000007-step000390-….ckpt"
     if not path.exists():
-        raise UserError(f"--resume {wanted!r}: there is no such file", cure)
+        raise UserError(f"--resume {wanted!r}: there is no such file", hint)
     if not files.NAME.fullmatch(path.name) or not path.is_file():
         raise UserError(
-            f"--resume {wanted!r} is not a checkpoint of this package, or is renamed", cure
+            f"--resume {wanted!r} is not a checkpoint of this package, or is renamed", hint
         )
     return path, files.verified(path)
 

@@ -53,9 +53,9 @@ def check_trainer(trainer: pl.Trainer, stage: str) -> None:
     """Raise a UserError if a callback, an argument or the strategy cannot be resumed exactly."""
     every: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
     for callback in every:
-        for kinds, problem, cure in CALLBACKS:
+        for kinds, problem, hint in CALLBACKS:
             if isinstance(callback, kinds):
-                raise UserError(f"{type(callback).__name__} {problem}", cure)
+                raise UserError(f"{type(callback).__name__} {problem}", hint)
         if isinstance(callback, BaseFinetuning) and trainer.world_size > 1:
             raise UserError(
                 f"{type(callback).__name__} unfreezes parameters after DDP has wrapped the model, "

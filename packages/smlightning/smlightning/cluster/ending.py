@@ -422,7 +422,7 @@ def _own_end(error: BaseException) -> End:
     problem = ": ".join(filter(None, [errors.described(error), reason]))
     hint = ""
     if user_error:
-        problem, hint = user_error.problem, user_error.cure
+        problem, hint = user_error.problem, user_error.hint
     is_shared = isinstance(error, ClusterError) or (user_error and not store)
     if ranks and not is_shared:
         problem = f"{_name(_rank())} failed: {problem}"

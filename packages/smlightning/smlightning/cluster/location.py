@@ -125,17 +125,17 @@ def locate(env: Mapping[str, str], machine: Machine) -> Cluster:
     num_nodes = len(hosts) or world_size // local_world_size
     expected = num_nodes * local_world_size
     if world_size != expected:  # hosts would train apart, each as rank 0
-        cure = (
+        hint = (
             "set distribution to torch_distributed, smddp or pytorchddp, or instance_count to 1; "
             "start the same number of processes on every host"
         )
         if launcher == "mpirun" and "SM_DISTRIBUTED_CONFIG" in env:
             # SDK v3's driver passes -np with the processes of one host (sagemaker-train 1.27.0).
-            cure = f'pass mpi_additional_options=["-np", "{expected}"] to the MPI of ModelTrainer'
+            hint = f'pass mpi_additional_options=["-np", "{expected}"] to the MPI of ModelTrainer'
         raise ClusterError(
             f"found {world_size} processes; expected {expected}, since each of "
             f"{num_nodes} hosts has {local_world_size} (SM_HOSTS={env.get('SM_HOSTS', 'unset')})",
-            cure,
+            hint,
         )
     if local_rank != rank % local_world_size:  # mpirun --map-by node
         raise ClusterError(

@@ -69,8 +69,8 @@ class Labels:
         is_extension = isinstance(values.type, pa.BaseExtensionType)
         if is_bytes or is_extension or pa.types.is_nested(values.type):
             problem = f"{piece.place(0)}: the label is {str(values.type)[:40]}"
-            cure = "write the column as text, or choose another one with --label_column"
-            raise UserError(f"{problem}; expected text or a number", cure)
+            hint = "write the column as text, or choose another one with --label_column"
+            raise UserError(f"{problem}; expected text or a number", hint)
         encoded = values.dictionary_encode()
         codes = [self._code_of(value) for value in encoded.dictionary.to_pylist()]
         codes.append(-1)  # of null

@@ -142,8 +142,8 @@ def find_source(dataset: str, texts: bool = False) -> Source:
     elif not dataset or not path.exists():
         if not hub.NAME.fullmatch(dataset) or path.suffix.lower() in formats:
             similar = hub.similar_path(dataset)
-            cure = f"did you mean {similar}?" if similar else "give a path, a hub name or training"
-            raise UserError(f"--dataset {dataset!r}: no such file or folder", cure)
+            hint = f"did you mean {similar}?" if similar else "give a path, a hub name or training"
+            raise UserError(f"--dataset {dataset!r}: no such file or folder", hint)
         return Source(dataset)
     root = path.absolute()  # not resolved: the name of a link chooses the split
     found = [root] if root.is_file() else sorted(root.rglob("*"))
