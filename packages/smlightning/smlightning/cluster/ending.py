@@ -237,13 +237,13 @@ def exit_now(own: End) -> NoReturn:
         # In a thread: a store on a frozen host does not answer.
         asking = threading.Thread(target=_ask, args=(own, ranks, found), daemon=True)
         asking.start()
-        asking.join(_patience(own) + 2 * LINGER_SECONDS)
+        asking.join(CAUSE_SECONDS + 2 * LINGER_SECONDS)
         cause = _cause(own, ranks.cluster, *(found[0] if found else _without_store(own, {})))
     if cause.kind != "stopped":
         _write_failure(cause)
     if own.kind != "stopped":
         is_own = cause.kind == "hung" or cause.rank == own.rank
-        _print(f"error: {cause if is_own else _because(own.rank, cause)}")
+        _print(f"error: {'' if is_own else f'{_name(own.rank)} ended because '}{cause}")
     os._exit(STOPPED if "stopped" in (own.kind, cause.kind) else 1)
 
 
@@ -258,11 +258,6 @@ def exit_hung(seconds: float) -> NoReturn:
     problem = f"no progress for {seconds:.0f} s"
     hint = "compare the ranks' stacks in the log, or raise --hang_seconds"
     exit_now(End(_rank(), "hung", problem, hint, place()))
-
-
-def skip_cleanup() -> None:
-    """Skip what native libraries do at the end of a process, which may block after a failure."""
-    atexit.register(_exit, 1)
 
 
 def exit_if_stopped() -> None:
@@ -338,9 +333,9 @@ def _ask(own: End, ranks: Ranks, found: list[_Found]) -> None:
 
 
 def _wait(own: End, cluster: Cluster, store: RankStore) -> _Found:
-    """Wait until all ranks have ended, at most as long as `_patience` says."""
+    """Wait until all ranks have ended, for CAUSE_SECONDS at most; a stopped rank leaves at once."""
     found: dict[int, End] = {}
-    deadline = time.monotonic() + _patience(own)
+    deadline = time.monotonic() + (0.0 if own.kind == "stopped" else CAUSE_SECONDS)
     try:
         found = ends(store)
         while len(found) < cluster.world_size and time.monotonic() < deadline:
@@ -351,10 +346,6 @@ def _wait(own: End, cluster: Cluster, store: RankStore) -> _Found:
     except RuntimeError:
         return _without_store(own, found)
     return found, [rank for rank in range(cluster.world_size) if rank not in found]
-
-
-def _patience(own: End) -> float:
-    return 0.0 if own.kind == "stopped" else CAUSE_SECONDS
 
 
 def _without_store(own: End, found: Mapping[int, End]) -> _Found:
@@ -384,10 +375,6 @@ def _cause(own: End, cluster: Cluster, found: Mapping[int, End], silent: Sequenc
 
 def _first_cause(found: Mapping[int, End]) -> End | None:
     return next((end for end in found.values() if end.kind in CAUSES), None)
-
-
-def _because(rank: int, cause: End) -> str:
-    return f"{_name(rank)} ended because {cause}"
 
 
 def _meant(error: BaseException) -> BaseException:
@@ -460,7 +447,8 @@ def _leave_broken_group(error: BaseException) -> None:
         thread.start()
         thread.join(2)
     if torch.distributed.is_initialized():
-        skip_cleanup()
+        # Skip what native libraries do at the end of a process, which may block.
+        atexit.register(_exit, 1)
 
 
 # Where a rank is
