@@ -57,10 +57,10 @@ def test_expired_credentials_are_an_error(aws, good, monkeypatch):
 
 def test_a_denied_call_is_skipped_and_the_other_checks_stay(aws, good, monkeypatch):
     channels = {"training": "s3://language-id/nothing"}
-    denied = refusal("AccessDenied", "GetBucketEncryption")
-    record(monkeypatch, GetBucketEncryption=denied)
+    denied = refusal("AccessDenied", "SimulatePrincipalPolicy")
+    record(monkeypatch, SimulatePrincipalPolicy=denied)
     assert levels(good.replace(channels=channels)) == [
-        ("skipped", "keys"),
+        ("skipped", "role"),
         ("error", "channels.training"),
     ]
 

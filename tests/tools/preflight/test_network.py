@@ -1,13 +1,10 @@
 """Preflight finds hosts that reach neither each other, nor S3, nor the index of packages."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from moto_account import ACCOUNT, REGION, Vpc, levels
-from small_job import PROJECT
-from smlightning_sagemaker import preflight
 from smlightning_sagemaker.job.job import Job, Network
 
 pytest_plugins = "moto_account"
@@ -118,21 +115,3 @@ def test_a_subnet_that_does_not_exist_is_awss_to_report(good, vpc):
     network = Network(subnets=["subnet-00000000"], security_groups=[vpc.group])
     found = levels(good.replace(network=network))
     assert found and {level for level, _ in found} == {"skipped"}
-
-
-ISOLATED = "request.EnableNetworkIsolation"
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, ["error"]),
-        ({"environment": INDEX}, ["error"]),
-        ({"request": {}}, []),
-        ({"environment": {"PIP_NO_INDEX": "1"}}, []),
-    ],
-)
-def test_an_isolated_container_reaches_no_index(good, changes: dict[str, Any], expected: list[str]):
-    job = good.replace(**{"request": {"EnableNetworkIsolation": True}, **changes})
-    found, _ = preflight.offline_checks(job, PROJECT)
-    assert [each.level for each in found if each.key == ISOLATED] == expected

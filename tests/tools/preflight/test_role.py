@@ -165,10 +165,13 @@ def test_a_parameter_exists_and_the_role_may_read_it(aws, good, asked):
     assert arn == f"arn:aws:ssm:{REGION}:{ACCOUNT}:parameter/words/hub"
 
 
-def test_a_denied_simulation_is_skipped(aws, good, monkeypatch):
-    denied = refusal("AccessDenied", "SimulatePrincipalPolicy")
-    record(monkeypatch, SimulatePrincipalPolicy=denied)
-    assert levels(good) == [("skipped", "role")]
+def test_a_key_that_may_not_be_looked_up_is_skipped_and_the_others_are_asked_for(
+    aws, good, asked, monkeypatch, key
+):
+    record(monkeypatch, GetBucketEncryption=refusal("AccessDenied", "GetBucketEncryption"))
+    job = good.replace(request={"OutputDataConfig": {"KmsKeyId": key}})
+    assert levels(job) == [("skipped", "bucket language-id")]
+    assert asked["kms:GenerateDataKey"]["ResourceArns"] == [key]
 
 
 def test_every_simulated_action_has_a_purpose(aws, good, asked, key):

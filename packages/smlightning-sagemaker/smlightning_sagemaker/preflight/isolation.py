@@ -7,10 +7,24 @@ from smlightning import hub
 from smlightning_sagemaker.findings import Finding, error
 from smlightning_sagemaker.job import images
 from smlightning_sagemaker.job.job import Job
+from smlightning_sagemaker.preflight import network, requirements
 from smlightning_sagemaker.preflight.channels import texts_of_options
 from smlightning_sagemaker.project import Project
 
 KEY = "request.EnableNetworkIsolation"
+
+
+def packages(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """pip asks an index for the packages that the image lacks.
+
+    https://docs.aws.amazon.com/sagemaker/latest/dg/mkt-algo-model-internet-free.html
+    """
+    if not request.get("EnableNetworkIsolation"):
+        return
+    for host in network.indexes(job, request, project)[:1]:
+        problem = f"{requirements.key_of(project)} needs {host} (pip)"
+        hint = f"{network.WITHOUT_INDEX}, or set EnableNetworkIsolation to false"
+        yield error(KEY, f"{problem}; an isolated container has no network", hint)
 
 
 def secrets(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:

@@ -28,10 +28,11 @@ WITHOUT_INDEX = "put wheels into src/, with --no-index and --find-links, or into
 
 
 def hosts(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding]:
-    """The security groups let several hosts reach each other (sagemaker/latest/dg/train-vpc.html).
+    """The security groups let several hosts reach each other.
 
-    EFA needs rules for all traffic with the group itself, and one zone
-    (AWSEC2/latest/UserGuide/efa-start.html).
+    EFA needs rules for all traffic with the group itself, and one zone.
+    https://docs.aws.amazon.com/sagemaker/latest/dg/train-vpc.html
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start.html
     """
     config, network = body["ResourceConfig"], body.get("VpcConfig")
     if not network or config.get("InstanceCount", 1) == 1:
@@ -80,7 +81,10 @@ def lets_through(rule: dict[str, Any], groups: list[str], blocks: list[str], efa
 
 
 def s3(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding]:
-    """Every subnet leads to S3, by NAT or an endpoint (sagemaker/latest/dg/train-vpc.html)."""
+    """Every subnet leads to S3, by NAT or an endpoint.
+
+    https://docs.aws.amazon.com/sagemaker/latest/dg/train-vpc.html
+    """
     closed, endpoints = ways_out(job, body)
     of_s3 = of_service(endpoints, "s3")
     gateways = {endpoint["VpcEndpointId"] for endpoint in of_s3}
@@ -118,20 +122,6 @@ def index(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding]
         f"{', '.join(closed)}",
         f"add a NAT gateway, or {instead}, or {WITHOUT_INDEX}",
     )
-
-
-def isolated(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding]:
-    """An isolated container has no network, so pip reaches no index; this check asks nobody.
-
-    See sagemaker/latest/dg/mkt-algo-model-internet-free.html.
-    """
-    if body.get("EnableNetworkIsolation") and (asked := indexes(job, body, project)):
-        problem = f"{requirements.key_of(project)} needs {asked[0]} (pip)"
-        yield error(
-            "request.EnableNetworkIsolation",
-            f"{problem}; an isolated container has no network",
-            f"{WITHOUT_INDEX}, or set EnableNetworkIsolation to false",
-        )
 
 
 def indexes(job: Job, body: dict[str, Any], project: Project) -> list[str]:

@@ -1,8 +1,8 @@
 """Checks what the job's role lacks for its data, model, checkpoints, keys and secrets.
 
 The role is used only after the start: a job whose role may not write the model fails when it ends.
-IAM's own simulation decides (IAM/latest/APIReference/API_SimulatePrincipalPolicy.html); it reads
-neither a bucket's nor a key's own policy.
+IAM's own simulation decides; it reads neither a bucket's nor a key's own policy
+(https://docs.aws.amazon.com/IAM/latest/APIReference/API_SimulatePrincipalPolicy.html).
 """
 
 import re
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from smlightning import stored_secrets
-from smlightning_sagemaker.findings import Finding, error, warning
+from smlightning_sagemaker.findings import Finding, error, skipped, warning
 from smlightning_sagemaker.job import aws
 from smlightning_sagemaker.job.job import Job
 from smlightning_sagemaker.project import Project
@@ -37,8 +37,8 @@ Needs = Mapping[str, list[str]]  # action → ARNs that it is done on
 def storage(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding]:
     """The role may read data and code, and write model and checkpoints.
 
-    See sagemaker/latest/dg/sagemaker-roles.html, model-checkpoints.html and, for keys that begin
-    with an address, API_S3DataSource.
+    https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-roles.html, model-checkpoints.html;
+    keys begin with an address (API_S3DataSource).
     """
     read, written, kept = places(body)
     everything = [*read, *written]
@@ -83,28 +83,30 @@ def arns(body: dict[str, Any], *addresses: tuple[str, str]) -> list[str]:
 def keys(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding]:
     """The role may use the KMS keys that the request names, and the buckets' own.
 
-    See AmazonS3/latest/userguide/UsingKMSEncryption.html, sagemaker/latest/dg/sagemaker-roles.html.
+    https://docs.aws.amazon.com/AmazonS3/latest/userguide/UsingKMSEncryption.html
     """
     read, written, _ = places(body)
+    output, disks = body["OutputDataConfig"], body["ResourceConfig"]
     reading, writing = ["kms:Decrypt"], ["kms:GenerateDataKey", "kms:Decrypt"]
     used = [
-        ("request.OutputDataConfig.KmsKeyId", body["OutputDataConfig"].get("KmsKeyId"), writing),
-        (
-            "request.ResourceConfig.VolumeKmsKeyId",
-            body["ResourceConfig"].get("VolumeKmsKeyId"),
-            ["kms:CreateGrant"],
-        ),
+        ("request.OutputDataConfig.KmsKeyId", output.get("KmsKeyId"), writing),
+        ("request.ResourceConfig.VolumeKmsKeyId", disks.get("VolumeKmsKeyId"), ["kms:CreateGrant"]),
     ]
-    for places_of, actions in ((read, reading), (written, writing)):
-        for name in dict.fromkeys(place.split(":::")[1].partition("/")[0] for place in places_of):
-            used.append((f"bucket {name}", bucket_key(job, name), actions))
+    actions_in = dict.fromkeys(map(bucket_of, read), reading)
+    actions_in |= dict.fromkeys(map(bucket_of, written), writing)
+    for name, actions in actions_in.items():
+        key = bucket_key(job, name)
+        if key is None:
+            problem = "these credentials may not look up its KMS key"
+            yield skipped(f"bucket {name}", problem, "check that the job's role may use the key")
+        used.append((f"bucket {name}", key, actions))
     needs: dict[str, list[str]] = {}
     for where, name, actions in used:
         if not name:
             continue
         key = aws.client("kms", job.region).describe_key(KeyId=name)["KeyMetadata"]
         if key["KeyState"] != "Enabled":
-            problem = f"KMS key {name} of {where} is {key['KeyState']}"
+            problem = f"KMS key {name} is {key['KeyState']}"
             yield error(where, problem, "enable the key, or use another one")
         elif key["KeyManager"] != "AWS":  # which serves the whole account
             for action in actions:
@@ -112,26 +114,35 @@ def keys(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding]:
     yield from denied(job, body, needs)
 
 
-def bucket_key(job: Job, name: str) -> str:
-    """The KMS key that encrypts a bucket's objects by default; empty: S3's own, or no bucket."""
+def bucket_of(arn: str) -> str:
+    """The name of the bucket in the ARN of its objects."""
+    return arn.partition(":::")[2].partition("/")[0]
+
+
+def bucket_key(job: Job, name: str) -> str | None:
+    """The KMS key that encrypts a bucket by default.
+
+    Empty: S3's own key, or no bucket. None: these credentials may not look it up.
+    """
     from botocore.exceptions import ClientError
 
     try:
         answer = aws.client("s3", job.region).get_bucket_encryption(Bucket=name)
     except ClientError as failure:
+        if aws.denied(failure):
+            return None
         if aws.code(failure).endswith(("NotFoundError", "NoSuchBucket")):
             return ""
         raise
-    rules = answer["ServerSideEncryptionConfiguration"]["Rules"]
-    defaults = [rule.get("ApplyServerSideEncryptionByDefault", {}) for rule in rules]
-    return next((one["KMSMasterKeyID"] for one in defaults if "KMSMasterKeyID" in one), "")
+    (rule,) = answer["ServerSideEncryptionConfiguration"]["Rules"]
+    return str(rule.get("ApplyServerSideEncryptionByDefault", {}).get("KMSMasterKeyID", ""))
 
 
 def secrets(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding]:
     """The role may read the job's secrets, which exist; nothing here reads their values.
 
-    See secretsmanager/latest/userguide/auth-and-access_examples.html and
-    systems-manager/latest/userguide/sysman-paramstore-access.html.
+    https://docs.aws.amazon.com/secretsmanager/latest/userguide/auth-and-access_examples.html
+    https://docs.aws.amazon.com/systems-manager/latest/userguide/sysman-paramstore-access.html
     """
     needs: dict[str, list[str]] = {}
     for variable, text in job.secrets.items():
@@ -181,8 +192,9 @@ def denied(job: Job, body: dict[str, Any], needs: Needs) -> Iterator[Finding]:
     """A finding for each action that IAM's simulation denies the role.
 
     An explicit denial is an error, since no other policy overrides it
-    (IAM/latest/UserGuide/reference_policies_evaluation-logic.html). IAM does not report which keys
-    a service control policy misses (API_EvaluationResult), so its denial is a warning.
+    (https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_evaluation-logic.html).
+    IAM does not report which keys a service control policy misses (API_EvaluationResult), so its
+    denial is a warning.
     """
     iam, arn = aws.client("iam", job.region), body["RoleArn"]
     for action, resources in needs.items():
@@ -198,6 +210,7 @@ def denied(job: Job, body: dict[str, Any], needs: Needs) -> Iterator[Finding]:
         where = ", ".join(answer["EvalResourceName"] for answer in refused)
         key, name = f"role.{action}", arn.rpartition("/")[2]
         problem = f"{name} may not {action} on {where}, so the job cannot {PURPOSES[action]}"
+        decisions = {answer["EvalResourceDecision"] for answer in refused}
         unknown = {name for answer in refused for name in answer.get("MissingContextValues", [])}
         if any(map(is_limited, refused)):
             limit = "a service control policy or the permissions boundary denies it"
@@ -205,15 +218,11 @@ def denied(job: Job, body: dict[str, Any], needs: Needs) -> Iterator[Finding]:
         elif unknown:
             condition = f"unless a condition on {', '.join(sorted(unknown))} holds"
             yield warning(key, f"{problem}, {condition}", "check that this job fulfils it")
-        elif action == WRITING or any(is_explicit(answer) for answer in refused):
+        elif action == WRITING or "explicitDeny" in decisions:
             yield error(key, problem, "allow it as infra/role-policy.json does")
         else:
             hint = "allow it as infra/role-policy.json does, unless the resource's own policy does"
             yield warning(key, problem, hint)
-
-
-def is_explicit(answer: dict[str, Any]) -> bool:
-    return bool(answer["EvalResourceDecision"] == "explicitDeny")
 
 
 def is_limited(answer: dict[str, Any]) -> bool:
@@ -246,8 +255,8 @@ def simulated(
 def context_of_call(arn: str, action: str, region: str) -> list[dict[str, Any]]:
     """Keys of the context that each call has, and that policies often use.
 
-    See IAM/latest/UserGuide/reference_policies_condition-keys.html, and for keys of KMS
-    kms/latest/developerguide/conditions-kms.html.
+    https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_condition-keys.html
+    https://docs.aws.amazon.com/kms/latest/developerguide/conditions-kms.html
     """
     values: dict[str, str | bool] = {
         "aws:PrincipalAccount": arn.split(":")[4],
