@@ -1,25 +1,22 @@
 """The contract tests bite: one fault for each property, found by the test of that property."""
 
-import os
 import shutil
 from pathlib import Path
 
 import pytest
 
-import checkout
 from projects import Project, bake, hide
 
 # For each property: the file, its correct text, and a fault that replaces the text.
-LOADERS = "../package/smlightning/data/module.py"
-UNDIVIDED = (LOADERS, "self.trainer,", "None,")  # every rank gets everything
+UNDIVIDED = ("data.py", "self.trainer,", "None,")  # every rank gets everything
 NOT_SUMMED = ("model.py", "self.mean_loss.compute()", "self.mean_loss.total")  # a rank's own
-UNSTEADY = (LOADERS, '"train", self.options.seed)', "\"train\", __import__('os').getpid())")
+UNSTEADY = ("data.py", '"train", self.options.seed)', "\"train\", __import__('os').getpid())")
 UNPRINTED = ("options.py", '"lr", ', '"lr", "perplexity", ')
 UNLOADED = ("model.py", "pretrained.load_own(net, ", "print(")
 SILENT = ("predict.py", "predictions.texts(arguments)", "[]")
 UNUSED = ("model.py", "self.options.weight_decay", "0.01")
-UNUSED_IN_DATA = ("data.py", "tokens, self.options.max_length)", "tokens, 1000)")
-ONCE = (LOADERS, "self.prepare_data_per_node = True", "self.prepare_data_per_node = False")
+UNUSED_IN_DATA = ("data.py", "texts, self.options.max_length)", "texts, 1000)")
+ONCE = ("data.py", "self.prepare_data_per_node = True", "self.prepare_data_per_node = False")
 MUTANTS = [  # faults that do not hide each other share a project, and its runs
     {"every_sample_reaches_one_rank[2]": UNDIVIDED, "a_resumed_run_ends": UNSTEADY},
     {
@@ -50,8 +47,6 @@ def test_each_fault_fails_the_test_of_its_property(
 ) -> None:
     """Without the packages of launcher and rehearsal their tests are skipped."""
     mutant = Project(shutil.copytree(contract.path, tmp_path / "mutant"))
-    package = mutant.path / "package"
-    shutil.copytree(checkout.PACKAGES[0] / "smlightning", package / "smlightning")
     for file, sound, broken in faults.values():
         path = mutant.path / "src" / file
         text = path.read_text(encoding="utf-8")
@@ -59,10 +54,9 @@ def test_each_fault_fails_the_test_of_its_property(
         path.write_text(text.replace(sound, broken), encoding="utf-8")
     only_trains = "the_rehearsal_passes" not in faults
     absent = hide(tmp_path, "boto3", "botocore", "sagemaker_training") if only_trains else {}
-    path = os.pathsep.join([str(package), absent.get("PYTHONPATH", "")])
     chosen = " or ".join([*faults, "preflight", "rehearsal"])
     command = ["python", "-m", "pytest", "-n", "0", "tests/test_contract.py", "-rf", "-k", chosen]
-    ended = mutant.run(*command, check=False, PYTHONPATH=path)
+    ended = mutant.run(*command, check=False, **absent)
     assert ended.returncode == 1, ended.stdout + ended.stderr
     failed = [line for line in ended.stdout.splitlines() if line.startswith("FAILED")]
     for name in faults:

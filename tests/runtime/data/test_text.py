@@ -1,25 +1,21 @@
-"""Texts are checked, encoded piece by piece, and padded."""
+"""Bytes as tokens, of Arrow's arrays and of lists of texts."""
 
-from typing import Any
-
+import numpy as np
 import pyarrow as pa
-import pytest
 
 from smlightning.data import text
-from smlightning.data.tables import Piece
-from smlightning.errors import UserError
 
 
-@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()])
-def test_strings_of_every_type_become_strings(kind: pa.DataType) -> None:
-    values = text.filled_strings(Piece([pa.array(["a", "Île"], kind)], "a.csv"), 0, "body")
-    assert values.type == pa.string() and values.to_pylist() == ["a", "Île"]
+def test_tokens_are_the_bytes_of_each_text_cut_at_a_length() -> None:
+    texts = ["a", "Île de", "b" * 9]
+    expected = [number + 1 for string in texts for number in string.encode()[:5]]
+    for given in (texts, pa.array(texts), pa.array(["x", *texts])[1:]):
+        ids, lengths = text.ByteTokenizer().encode(given, 5)
+        assert ids.dtype == np.uint8 and ids.tolist() == expected
+        assert lengths.tolist() == [1, 5, 5]
 
 
-@pytest.mark.parametrize(
-    ("values", "row"),
-    [(["a", None, ""], 12), (["a", "b", ""], 13), ([0, 1], 11), ([[1]], 11), ([None], 11)],
-)
-def test_an_error_has_the_first_row_without_text(values: list[Any], row: int) -> None:
-    with pytest.raises(UserError, match=f"a.csv, row {row} .*the body"):
-        text.filled_strings(Piece([pa.array(values)], "a.csv", 11), 0, "body")
+def test_a_batch_is_padded_with_zeros() -> None:
+    made = text.batch(["ab", ""], text.ByteTokenizer(), 9)
+    assert made["input_ids"].tolist() == [[98, 99], [33, 0]]
+    assert made["attention_mask"].tolist() == [[1, 1], [1, 0]]

@@ -24,14 +24,12 @@ def prepared(dataset: str, **options: object) -> data.Data:
 
 def texts_of(datamodule: data.Data, split: str = "train") -> list[str]:
     """The texts that the stored bytes of a split spell."""
-    rows = datamodule.splits[split]
-    ids = rows.arrays["ids"]
-    spans = zip(rows.column("starts").tolist(), rows.column("lengths").tolist(), strict=True)
-    return [bytes(ids[start : start + length] - 1).decode() for start, length in spans]
+    rows = datamodule.splits[split]["input_ids"]
+    return [bytes(number - 1 for number in ids).decode() for ids in rows]
 
 
 def labels_of(datamodule: data.Data, split: str = "train") -> list[str]:
-    return [datamodule.labels[code] for code in datamodule.splits[split].column("labels")]
+    return [datamodule.labels[code] for code in datamodule.splits[split]["label"]]
 
 
 def jsonl(name: str, *rows: object) -> str:
@@ -62,7 +60,7 @@ def test_given_splits_are_kept() -> None:
     jsonl("own/test.jsonl", *GOOD[:4])
     datamodule = prepared("own")
     assert texts_of(datamodule, "test") == [row["text"] for row in GOOD[:4]]
-    everything = texts_of(datamodule, "train") + texts_of(datamodule, "val")
+    everything = texts_of(datamodule, "train") + texts_of(datamodule, "validation")
     assert sorted(everything) == sorted(row["text"] for row in GOOD)
 
 

@@ -4,15 +4,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from smlightning.data import store, text
+from smlightning.data import text
 from smlightning.data.batches import GlobalBatches
 from smlightning.errors import UserError
 from torch.nn import functional as F
 
-import data
 import model
 
 BYTES = text.ByteTokenizer()
@@ -30,14 +28,14 @@ def configured(classes: int = 3, **options: Any) -> model.Model:
 
 def shares(texts: list[str], labels: list[int], world_size: int) -> list[dict[str, Any]]:
     """Each rank's part of one global batch."""
-    ids, lengths = BYTES.encode(texts, 99)
-    starts = lengths.cumsum() - lengths
-    piece = {"ids": ids, "starts": starts, "lengths": lengths, "labels": np.array(labels)}
-    store.write(Path("train"), [piece])
-    store.write(Path(store.INDEX), [{"train": np.arange(len(texts))}])
-    dataset = data.BatchDataset(store.Rows(Path(), "train"), 0)
-    samplers = [GlobalBatches(lengths, len(texts), rank, world_size) for rank in range(world_size)]
-    return [dataset[next(iter(sampler))] for sampler in samplers]
+    parts = []
+    for rank in range(world_size):
+        lengths = [len(string) for string in texts]
+        (share,) = GlobalBatches(lengths, len(texts), rank, world_size)
+        part = text.batch([texts[row] for row in share.rows], BYTES, 99)
+        label = torch.tensor([labels[row] for row in share.rows])
+        parts.append({**part, "label": label, "weight": share.weight(), "scale": share.scale})
+    return parts
 
 
 # The network

@@ -7,7 +7,7 @@ from smlightning import hub
 from smlightning_sagemaker.project import Project
 
 CHANNELS = "/opt/ml/input/data/"  # where the container finds them
-DATASET = "training"  # the channel that --dataset names (data/tables.py, CHANNEL)
+DATASET = "training"  # the channel that --dataset names (data/sources.py, CHANNEL)
 DATA_FILE = re.compile(
     r".*\.(csv|tsv|jsonl|parquet|arrow|npy|npz|h5|zip|gz|ckpt|pth?|safetensors)", re.I
 )

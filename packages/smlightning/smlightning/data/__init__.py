@@ -1,13 +1,12 @@
-"""Data: tables read as columns, a store built once per node, global batches.
+"""Data: rows read and stored by Hugging Face's `datasets`, and global batches of them.
 
 The way of a row, in the order of the run:
 
-- `tables`: the files of ``--dataset``, read piece by piece: ``find_source``, ``read``, ``Piece``.
-- `text`: a column of text checked and encoded: ``encode``, ``batch``, ``Tokenizer``
-  (a checkpoint's: `smlightning.pretrained`).
-- `labels`: labels encoded, rows held out for missing splits: ``Labels``.
-- `store`: arrays written once per node and memory-mapped: ``prepare``, ``write``, ``Rows``.
-- `module`: a data module on a store: ``StoredData``.
+- `sources`: the files of ``--dataset``, or the hub, read as text: ``find``, ``read``, ``Table``.
+- `splits`: labels as classes, rows held out for missing splits: ``class_names``, ``complete``.
+- `text`: texts as tokens: ``ByteTokenizer``, ``batch`` (a checkpoint's: `smlightning.pretrained`).
+- `prepared`: a folder written once per node: ``building``, ``seal``, ``load``.
+- `columns`: a batch from the stored Arrow columns: ``Lists``, ``numbers``.
 - `batches`: the samples of each global batch: ``loader``, ``pad``, ``leaves``.
 
 For any loader, in training:
@@ -17,7 +16,6 @@ For any loader, in training:
   ``resumes_exactly``.
 - `workers`: a loader's worker that loses a batch ends the run: ``LostBatches``.
 
-Imports go one way: `labels` on `text` and `store`; `text` on `tables` and
-`batches`; `module` on `store` and `batches`; `stateful` on `rng`, and `rng`
-on `batches`.
+Imports go one way: `splits` on `sources`; `columns` and `text` on `batches`;
+`stateful` on `rng`, and `rng` on `batches`.
 """
