@@ -301,10 +301,9 @@ def _finding(problem: ErrorDetails, project: Project | None, file: str) -> Findi
     if problem["type"] == "missing":
         return error(path, "is missing", "set it in job.toml")
     if is_unknown:
-        known = Job.model_fields
-        if len(names) > 1:
-            known = {"spot": Spot, "network": Network}[names[0]].model_fields
-        hint = misplaced or hint_for_unknown_name(names[-1], known)
+        tables: dict[str, type[Table]] = {"spot": Spot, "network": Network}
+        table = tables[names[0]] if len(names) > 1 else Job
+        hint = misplaced or hint_for_unknown_name(names[-1], table.model_fields)
         return error(path, f"{file} has no such key", hint)
     expected = problem["msg"].removeprefix("Value error, ")
     expected = expected.replace("Input should be", "expected", 1)
