@@ -84,6 +84,27 @@ def test_an_error_on_all_ranks_is_one_sentence_on_each(tmp_path: Path) -> None:
         assert "there is no such file" in (tmp_path / f"output{number}" / "failure").read_text()
 
 
+FAILS_EARLY = """
+def prepare_data(model):
+    if RANK == 0:
+        raise ValueError("a broken link")
+
+Model.prepare_data = prepare_data
+with dist.session():
+    fit()
+"""
+
+
+def test_a_rank_that_fails_while_another_waits_in_native_code_ends_both(tmp_path: Path) -> None:
+    """Without torchrun's agent rank 0 keeps the store; rank 1 waits for it in a barrier."""
+    statuses, said = forked.wait_for_all(start(tmp_path, FAILS_EARLY), 60)
+    assert statuses == (1, 1), said
+    line = r"rank 0 on host algo-1 failed: job\.py:\d+ prepare_data: ValueError: a broken link"
+    for number in range(2):
+        assert re.match(line, (tmp_path / f"output{number}" / "failure").read_text()), said
+    assert "rank 1 on host algo-2 ended because rank 0" in said[1] and "frame #" not in said[1]
+
+
 NCCL_TEXT = """
 TEXT = "\\n".join([
     "NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:94, unhandled system "
