@@ -298,7 +298,7 @@ def test_notebook_from_configuration_to_prediction(
     notebook.restart()
     account = {"load(project.job_file": MOTO + ACCOUNT_OF_BEFORE, "follow.follow": LOG}
     assert notebook.run_all({**QUICK, **send, **account}, "follow.follow")
-    assert_attached(notebook, name)
+    assert_follows_the_first(notebook, name)
 
 
 def assert_launched_and_fetched(notebook: Notebook) -> None:
@@ -319,7 +319,7 @@ def assert_launched_and_fetched(notebook: Notebook) -> None:
     assert sum(len(shown.splitlines()) for shown in notebook.shown.values()) < 200
 
 
-def assert_attached(notebook: Notebook, name: str) -> None:
+def assert_follows_the_first(notebook: Notebook, name: str) -> None:
     """The notebook asked whether to send the same job again, sent none, and follows the first."""
     assert len(notebook.asked) == 1 and name in notebook.asked.pop()
     assert f"follow  {name}" in notebook.output("sending.job_to_follow")
