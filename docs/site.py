@@ -22,9 +22,11 @@ AT_ROOT = {
     "examples/image-classification/README": "image_classification",
     "examples/image-to-text/README": "image_to_text",
     "examples/cluster/README": "cluster",
+    "packages/smlightning/README": "smlightning",
+    "packages/smlightning-sagemaker/README": "smlightning_sagemaker",
 }
 LINK = re.compile(r"(\]\(|\]: )([^)\s#]+)")
-ELSEWHERE = (".ipynb",)  # on GitHub only
+ELSEWHERE = (".ipynb", "LICENSE")  # on GitHub only
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -49,4 +51,6 @@ def _on_the_site(link: str, repository: str | None) -> str:
         return f"{repository}/blob/HEAD/{link}" if repository else "index.md"
     path = re.sub(r"^(\.\./)+", "", link).removeprefix(f"{PROJECT_URL}/").removeprefix("docs/")
     name, dot, suffix = path.rpartition(".")
-    return f"{AT_ROOT.get(name, name)}{dot}{suffix}"
+    from_a_package = f"packages/{name}"  # ../smlightning/README.md
+    name = AT_ROOT.get(name) or AT_ROOT.get(from_a_package, name)
+    return f"{name}{dot}{suffix}"

@@ -396,7 +396,7 @@ def page(record: dict[str, Any]) -> str:
         "# Tests of each image",
         "",
         "`make images ARGS=--record` writes this page. Each row ran with the Python, torch and",
-        "toolkits that `launch/images.py` lists for the image. They came from package indexes:",
+        "toolkits that `job/images.py` lists for the image. They came from package indexes:",
         "AWS's own builds, GPUs, NCCL and SMDDP were not available. Numbers are seconds, two",
         "trainings at a time on a busy CPU: they are not a benchmark. *save* is the time of a",
         "check: the saved model of the resumed run equals that of the undisturbed run, bit for",
