@@ -116,7 +116,7 @@ def test_a_mended_lightning_script_has_no_finding(
 def test_a_lightning_script_that_begins_again_after_a_lost_host(
     project: Project, points: list[str], tmp_path: Path, without_sdk: dict[str, str]
 ) -> None:
-    source = mended("stock_lightning", STOCK_LIGHTNING, tmp_path)
+    source = mended("stock_lightning", without(STOCK_LIGHTNING | RESUMES, "resume"), tmp_path)
     command = [*size(2, 1, "torch_distributed"), *source, *points]
     command += ["--lose-host", "2", "--", "--max_epochs", "300"]
     report = rehearse(project, tmp_path, *command, **without_sdk)
