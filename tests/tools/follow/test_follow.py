@@ -21,7 +21,7 @@ def test_follow_prints_log_status_and_metrics_to_the_end(aws, sent, monkeypatch)
     sent.training_job_status = sent.secondary_status = "InProgress"
     name, screen = sent.training_job_name, console()
     log(aws, name, "algo-1", "Invoking TorchDistributed...")
-    late = f"{job_log.TRACE}: the log's end comes late, within a stack trace"
+    late = "Traceback (most recent call last): the log's end comes late, within a stack trace"
 
     def later(seconds: float) -> None:
         monkeypatch.setattr("time.sleep", lambda _: log(aws, name, "algo-1", late, at=3000))
@@ -130,44 +130,6 @@ def test_a_failed_job_prints_its_reason_and_first_rank(aws, sent, capsys):
     assert text.rstrip().endswith(
         "  [rank9]: Traceback (most recent call last):\n  [rank9]: ValueError: nan"
     )
-
-
-def trace(folder: str, error: str, rank: str = "", indent: str = "") -> list[str]:
-    """The lines of a stack trace, as torchrun shows a rank's, or as the toolkit repeats it."""
-    code = ['  File "{}/model.py", line 7, in forward', "    raise wrong", "    ^^^^^^^^^^^"]
-    lines = [job_log.TRACE, *code, error]
-    return [f"{indent}{rank}{line.format(folder)}" for line in lines]
-
-
-def test_each_cause_of_a_failure_has_one_stack_trace() -> None:
-    """Two ranks of two hosts, the copy of the toolkit, another error, and a trace without end."""
-    first, second = "[rank0]: ", "[rank8]: "
-    logs = {
-        "algo-1": [
-            *trace("/opt/ml/code", "ValueError: a", first),
-            *trace("/opt/ml/code", "ValueError: a", first, " "),
-            *trace("/opt/ml/code", "ValueError: b"),
-            *trace("/opt/ml/code", "")[:-1],
-        ],
-        "algo-2": trace("/rehearsal/host-2/code", "ValueError: a", second),
-    }
-    traces = job_log.Traces()
-    lines = [job_log.Line(0, host, text) for host, texts in logs.items() for text in texts]
-    shown = [line.text for line in [*traces.shown(lines), *traces.rest()]]
-    again = "ValueError: a (its stack trace is above)"
-    assert shown == [
-        *logs["algo-1"][:5],
-        f" {first}{again}",
-        *logs["algo-1"][10:15],
-        f"{second}{again}",
-        *logs["algo-1"][15:],
-    ]
-    mixed = [*trace("/opt/ml/code", "")[:-1], "step=5 epoch=1"] * 2
-    interrupted = [job_log.Line(0, "algo-1", text) for text in mixed]
-    assert [*job_log.Traces().shown(interrupted)] == interrupted
-    endless = [job_log.Line(0, "algo-1", job_log.TRACE)]
-    endless += [job_log.Line(0, "algo-1", "  more")] * job_log.LONGEST_TRACE
-    assert [*job_log.Traces().shown(endless)] == endless
 
 
 @pytest.mark.parametrize(

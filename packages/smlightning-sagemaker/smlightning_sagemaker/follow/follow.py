@@ -111,7 +111,6 @@ class Follower:
         self._sagemaker = aws.client("sagemaker", region)
         self._log = job_log.Log(outcome.name, aws.client("logs", region))
         self._printed: set[str] = set()  # sentences that are printed once
-        self._traces = job_log.Traces()
         self._transitions = 0  # status changes that were printed
         self._reported = time.monotonic()
 
@@ -153,10 +152,7 @@ class Follower:
 
     def _print_lines(self, lines: list[Line]) -> None:
         several = _hosts(self.outcome.job) > 1
-        shown = [*self._traces.shown(lines)]
-        if self.outcome.status in ENDED:
-            shown += self._traces.rest()
-        for line in shown:
+        for line in lines:
             self.console.print(f"{line.host} {line.text}" if several else line.text)
         self.outcome.add(lines)
 

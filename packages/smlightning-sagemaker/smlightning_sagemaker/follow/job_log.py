@@ -1,9 +1,9 @@
 """Read the log of a job from CloudWatch: lines, metrics, and the rank that failed first."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from smlightning.reports import log
@@ -16,10 +16,6 @@ LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 RANK = re.compile(r"^\[rank(\d+)\]: ?|^\[\d+,(?:mpirank:)?(\d+)[^\]]*\]<std(?:out|err)>:\s?")
 ROOT_CAUSE = re.compile(r"Root Cause.*?\brank\s*:\s*(\d+)", re.S)  # torchrun's last table
 FAILURE = re.compile(r"Traceback \(most recent call last\)|^(\w+\.)*\w*Error\b|^error: ")
-TRACE = "Traceback (most recent call last)"  # its first line
-FRAME = re.compile(r'([^/"\\]+)", line (\d+), in (.+)')
-ERROR = re.compile(r"[A-Za-z_][\w.]*(: |$)")  # its last line: ValueError: a
-LONGEST_TRACE = 1000  # lines; Python counts frames that repeat
 
 
 @dataclass(frozen=True)
@@ -40,55 +36,6 @@ class Line:
     def message(self) -> str:
         """The text without the rank's prefix."""
         return RANK.sub("", self.text)
-
-
-class Traces:
-    """Shows the stack trace of each cause once.
-
-    All ranks may fail for one cause, and SageMaker's toolkit prints their traces again. The cause
-    is the innermost frame with the error. Of another trace only the last line is shown.
-    """
-
-    def __init__(self) -> None:
-        self._causes: set[tuple[str, ...]] = set()
-        self._unfinished: dict[tuple[str, str], list[Line]] = {}  # by host and rank
-
-    def shown(self, lines: Iterable[Line]) -> Iterator[Line]:
-        """The lines to show; those of a trace once it ends."""
-        for line in lines:
-            text = line.text.lstrip()  # the toolkit indents what it repeats
-            rank = RANK.match(text)
-            source = (line.host, rank[0] if rank else "")
-            message = text[rank.end() :] if rank else line.text
-            trace = self._unfinished.setdefault(source, [])
-            if trace or message.lstrip().startswith(TRACE):
-                trace.append(line)
-                is_inside = len(trace) == 1 or message.startswith(" ")
-                if is_inside and len(trace) < LONGEST_TRACE:
-                    continue
-                yield from self._ended(source)
-            else:
-                yield line
-
-    def rest(self) -> Iterator[Line]:
-        """The lines of traces that did not end."""
-        for source in list(self._unfinished):
-            yield from self._ended(source)
-
-    def _ended(self, source: tuple[str, str]) -> list[Line]:
-        trace = self._unfinished.pop(source)
-        frames = [frame for line in trace if (frame := FRAME.search(line.text))]
-        if not frames:
-            return trace
-        last = trace[-1]
-        message = RANK.sub("", last.text.lstrip())
-        if not ERROR.match(message):  # another process may have written it
-            return trace
-        cause = (*frames[-1].groups(), message)
-        if cause in self._causes:
-            return [replace(last, text=f"{last.text} (its stack trace is above)")]
-        self._causes.add(cause)
-        return trace
 
 
 def metrics(line: Line, names: Iterable[str]) -> dict[str, float]:

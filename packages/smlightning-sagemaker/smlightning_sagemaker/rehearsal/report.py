@@ -6,7 +6,7 @@ import importlib.util
 import platform
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -19,8 +19,6 @@ from rich.text import Text
 from smlightning.cluster.location import DEFAULT_PORT
 from smlightning.errors import UserError
 from smlightning.terminal import unescaped_output
-from smlightning_sagemaker.follow import job_log
-from smlightning_sagemaker.follow.job_log import Line
 from smlightning_sagemaker.rehearsal import attempts, checks, mpirun, ports
 from smlightning_sagemaker.rehearsal.attempts import Lines
 from smlightning_sagemaker.rehearsal.checks import Check
@@ -149,23 +147,15 @@ def show(console: Console, name: str, plan: Plan, hosts: Sequence[Host], lines: 
     """Print each line with its host; on a terminal, a last line shows the progress."""
     console.print(name, style="bold")
     started = time.monotonic()
-    traces = job_log.Traces()
     with console.status("", refresh_per_second=4) as status:
         for host, line in lines:
             ended = sum(other.exit_code is not None for other in hosts)
             seconds = time.monotonic() - started
             status.update(f"{seconds:.0f} s, {ended} of {counted(plan.hosts, 'host')} ended")
             if line:
-                show_lines(console, traces.shown([Line(0, str(host.index), line)]))
-    show_lines(console, traces.rest())
-
-
-def show_lines(console: Console, lines: Iterable[Line]) -> None:
-    """Print lines of the hosts' logs, each with its host."""
-    for line in lines:
-        index = int(line.host)
-        prefix = Text(f"host {index + 1} ", HOST_COLOURS[index % len(HOST_COLOURS)])
-        console.print(prefix.append_text(Text.from_ansi(line.text)))
+                colour = HOST_COLOURS[host.index % len(HOST_COLOURS)]
+                prefix = Text(f"host {host.number} ", colour)
+                console.print(prefix.append_text(Text.from_ansi(line)))
 
 
 def table(title: str, verdicts: Sequence[Check]) -> Table:
