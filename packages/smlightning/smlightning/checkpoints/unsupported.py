@@ -23,7 +23,7 @@ CALLBACKS: tuple[tuple[tuple[type, ...], str, str], ...] = (
     (
         (LearningRateFinder, BatchSizeFinder),
         "changes an option within a run, and a resumed run would not know the new value",
-        "use pytorch_lightning.tuner.Tuner in a separate script, as in docs/how_to.md, and pass "
+        "use pytorch_lightning.tuner.Tuner in a separate script, as in docs/reference.md, and pass "
         "its result as an option",
     ),
     (
