@@ -69,7 +69,7 @@ def test_a_denied_end_of_a_warm_pool_is_an_error(aws, sent, monkeypatch, capsys)
     record(monkeypatch, DescribeTrainingJob=lambda _: job, UpdateTrainingJob=denied)
     assert main(["stop", sent.training_job_name, "--region", REGION]) == 1
     said = capsys.readouterr().err
-    assert "billed: these credentials may not call UpdateTrainingJob" in said
+    assert "billed: AWS rejects UpdateTrainingJob" in said
 
 
 def test_an_unknown_job_is_an_error_with_its_region(aws):

@@ -33,7 +33,7 @@ def test_a_price_list_that_does_not_answer_costs_seconds(good, monkeypatch):
     """As in a network that has no way to AWS's price list: the server accepts and never answers."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-    monkeypatch.setattr(price, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(price, "TIMEOUT_S", 1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
         monkeypatch.setenv("AWS_ENDPOINT_URL_PRICING", address)

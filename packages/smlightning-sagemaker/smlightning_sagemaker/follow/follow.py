@@ -16,6 +16,7 @@ from smlightning_sagemaker.job import aws
 
 ENDED = ("Completed", "Failed", "Stopped")
 POLL_S = 5.0  # between two looks; AWS throttles more
+RETRIES = 60  # some ten minutes without a network
 KEEP_ALIVE = "KeepAlivePeriodInSeconds"  # of ResourceConfig
 PROGRESS_S = 60.0  # between two lines of progress where there is no live line: notebooks and files
 
@@ -74,9 +75,9 @@ def follow(
 ) -> Outcome:
     """Print status changes, log lines and progress until the job has ended, and how it ended.
 
-    A lost network, throttling and AWS's own failures are waited out. The status is followed
-    without the log where that cannot be read, and the reason is printed. Ctrl-C ends the
-    following, not the job.
+    A lost network, throttling and AWS's own failures are waited out for some minutes. The status
+    is followed without the log where that cannot be read, and the reason is printed. Ctrl-C ends
+    the following, not the job.
 
     Args:
         name: of the training job.
@@ -108,7 +109,7 @@ class Follower:
         self.outcome = outcome
         self.console = console
         self.ended = False
-        self._sagemaker = aws.client("sagemaker", region)
+        self._sagemaker = aws.client("sagemaker", region, retries=RETRIES)
         self._log = job_log.Log(outcome.name, aws.client("logs", region))
         self._printed: set[str] = set()  # sentences that are printed once
         self._transitions = 0  # status changes that were printed
@@ -119,8 +120,7 @@ class Follower:
         had_ended = self.outcome.status in ENDED
         if self.outcome.job:
             time.sleep(POLL_S)
-        name, client = self.outcome.name, self._sagemaker
-        self.outcome.job = aws.answer(lambda: describe(name, client), self.console.print)
+        self.outcome.job = describe(self.outcome.name, self._sagemaker)
         self._print_transitions()
         self._read_log()
         self.ended = had_ended  # one look more: the log comes later than the status

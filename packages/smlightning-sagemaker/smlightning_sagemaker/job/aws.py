@@ -3,46 +3,34 @@
 import functools
 import re
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import urlsplit
 
 from smlightning.errors import UserError
 from smlightning_sagemaker.findings import error_lines
 
-REJECTED_KEYS = {
-    "UnrecognizedClientException",
-    "InvalidClientTokenId",
-    "SignatureDoesNotMatch",
-    "InvalidAccessKeyId",
-    "AuthFailure",
-}
-TRANSIENT = re.compile(
+TRANSIENT = (
     r"Throttl|TooManyRequests|RequestLimitExceeded|SlowDown"
     r"|ServiceUnavailable|Internal(Failure|Err)"
 )
 
-FIRST_WAIT_S, LONGEST_WAIT_S = 5.0, 60.0  # before a failed call is repeated
 SIGN_IN = "sign in (aws sso login, aws configure; in Studio, restart the space)"
 WRONG_TYPE = re.compile(r"(?s)Invalid type for parameter (\S+), (.*?valid types: [^\n]*)")
 
 _profile = ""
-_profile_key = ""  # what names it
 _creating = threading.Lock()
 
 
-def use_profile(name: str, key: str = "profile in job.toml") -> None:
+def use_profile(name: str) -> None:
     """Sign in anew, with a profile of AWS's configuration, for all clients of a command.
 
     Args:
         name: as `aws configure list-profiles` prints it; empty: as AWS's own tools choose, by the
             environment.
-        key: what names it, for the sentence about one that does not exist.
     """
-    global _profile, _profile_key
-    _profile, _profile_key = name, key
+    global _profile
+    _profile = name
     session.cache_clear()
 
 
@@ -57,34 +45,24 @@ def session() -> Any:
     return boto3.Session(profile_name=_profile or None)
 
 
-def signed_in() -> bool:
-    """Whether there are credentials; this asks for a code of MFA where the profile needs one."""
-    from botocore.exceptions import BotoCoreError, ClientError
-
-    try:
-        credentials = session().get_credentials()
-        return bool(credentials and credentials.get_frozen_credentials())
-    except (BotoCoreError, ClientError, EOFError, RuntimeError):  # or nobody can type the code
-        return False
-
-
-def client(service: str, region: str, *, patience_s: float = 0.0) -> Any:
-    """A boto3 client that gives up in seconds, not minutes.
+def client(service: str, region: str, *, retries: int = 3, timeout_s: int = 20) -> Any:
+    """A boto3 client; botocore's standard mode repeats calls after failures of network or AWS.
 
     Args:
         service: as boto3 names it.
         region: of the service.
-        patience_s: seconds for the only attempt; 0: four attempts of the usual length.
+        retries: further attempts of a call; the waits between them grow to 20 s.
+        timeout_s: seconds of an attempt.
     """
     from botocore.config import Config
 
-    patience = Config(
-        connect_timeout=patience_s or 5,
-        read_timeout=patience_s or 20,
-        retries={"max_attempts": 0 if patience_s else 3, "mode": "standard"},
+    config = Config(
+        connect_timeout=min(5, timeout_s),
+        read_timeout=timeout_s,
+        retries={"max_attempts": retries, "mode": "standard"},
     )
     with _creating:  # threads may share clients, and no session
-        return session().client(service, region_name=region, config=patience)
+        return session().client(service, region_name=region, config=config)
 
 
 @functools.cache
@@ -193,35 +171,6 @@ def missing(problem: Exception) -> bool:
     return code(problem) == "ResourceNotFoundException"
 
 
-def transient(problem: Exception) -> bool:
-    """Whether asking again later may succeed: no network, throttled, or a failure inside AWS."""
-    from botocore import exceptions as e
-
-    if isinstance(problem, e.HTTPClientError | e.ConnectionError):
-        return True
-    return bool(TRANSIENT.search(code(problem)))
-
-
-def answer(call: Callable[[], Any], say: Callable[[str], None] = print) -> Any:
-    """The result of a call of AWS. While the network or AWS fails, the call is repeated.
-
-    Args:
-        call: calls AWS.
-        say: prints the first failure.
-    """
-    wait_s = FIRST_WAIT_S
-    while True:
-        try:
-            return call()
-        except Exception as problem:
-            if not transient(problem):
-                raise
-            if wait_s == FIRST_WAIT_S:
-                say(f"{explain(problem)}; retrying until AWS answers")
-        time.sleep(wait_s)
-        wait_s = min(2 * wait_s, LONGEST_WAIT_S)
-
-
 def failures() -> tuple[type[Exception], ...]:
     """What boto3 raises: errors on the way to AWS, AWS's own, and unreadable answers."""
     from boto3.exceptions import Boto3Error
@@ -271,6 +220,12 @@ def print_user_errors() -> Iterator[None]:
 # The words about capacity are from
 # https://repost.aws/knowledge-center/sagemaker-insufficient-capacity-error.
 HINTS = {
+    r"^\w*(Expired|UnrecognizedClient|InvalidClientTokenId|InvalidAccessKeyId|AuthFailure)": (
+        f"check AWS_PROFILE, or {SIGN_IN}"
+    ),
+    r"^SignatureDoesNotMatch": f"check AWS_PROFILE, or {SIGN_IN}",
+    r"MultiFactorAuthentication failed": "run the command again with the next MFA code",
+    r"^\w*(AccessDenied|Unauthorized)|^403:": "ask for that permission",
     r"CapacityError|[Ii]nsufficient ?(Instance)?Capacity|requested ML compute capacity": (
         "no such instances are free in the zones of your subnets: send the job again later; or "
         "name several types in ResourceConfig.InstancePreferences of [request]; or add subnets of "
@@ -291,7 +246,7 @@ HINTS = {
         "it is a fault within AWS: send the job again. SageMaker does so itself if job.toml has "
         "MaximumRetryAttempts = 3 below [request.RetryStrategy]"
     ),
-    rf"^\w*({TRANSIENT.pattern})": (
+    rf"^\w*({TRANSIENT})": (
         "AWS is busy, or limits how often it is called: run the command again in a minute"
     ),
     r"log (group|stream) does not exist": (
@@ -300,53 +255,32 @@ HINTS = {
 }
 
 
+CORRECT = "correct the value in this message"
+
+
 def hint_of(reason: str) -> str:
     """The hint for a failure, by AWS's words for it; empty for unknown words."""
     return next((hint for words, hint in HINTS.items() if re.search(words, reason)), "")
 
 
-CORRECT = "correct the value in this message"
-
-
 def explain(failure: Exception) -> UserError:
-    """The UserError for an error of boto3."""
+    """The UserError for an error of boto3: its own sentence, with a hint."""
     from botocore import exceptions as e
     from botocore.parsers import ResponseParserError
 
     if isinstance(failure, e.ClientError):
-        return _client_error(failure)
-    if isinstance(failure, ResponseParserError):
-        problem = "the answer to a call of AWS is not AWS's: a proxy may have answered"
-        return UserError(problem, "check the network and the proxy")
-    if isinstance(failure, e.NoCredentialsError | e.PartialCredentialsError):
-        return UserError("there are no AWS credentials here", SIGN_IN)
-    if isinstance(failure, e.ProfileNotFound):
-        key = _profile_key if _profile else "AWS_PROFILE"
-        hint = f"set {key} to one that aws configure list-profiles prints"
-        return UserError(str(failure).replace("The", "the", 1), hint)
-    if isinstance(failure, e.SSOError | e.UnauthorizedSSOTokenError | e.TokenRetrievalError):
-        return UserError(f"the single sign-on session cannot be used ({failure})", SIGN_IN)
-    if isinstance(failure, e.HTTPClientError | e.ConnectionError):
-        host = urlsplit(str(failure.kwargs.get("endpoint_url"))).netloc or "AWS"
-        problem = f"{host} cannot be reached ({type(failure).__name__})"
-        return UserError(problem, "check the network, the proxy, and the region")
-    return UserError(" ".join(f"AWS: {failure}".split()), CORRECT)
-
-
-def _client_error(failure: Any) -> UserError:
-    """The UserError for an error that AWS answered."""
-    name, message = code(failure), failure.response["Error"].get("Message", "")
-    operation = failure.operation_name
-    if "Expired" in name:
-        return UserError("AWS credentials have expired", SIGN_IN)
-    if name in REJECTED_KEYS:
-        hint = f"check AWS_PROFILE, or {SIGN_IN}"
-        return UserError(f"AWS does not know these credentials ({name})", hint)
-    if "MultiFactorAuthentication failed" in message:
-        return UserError("AWS rejects the MFA code", "run the command again with the next code")
-    if denied(failure):
-        hint = f"ask for that permission ({message})"
-        return UserError(f"these credentials may not call {operation}", hint)
-    reason = (message or name).rstrip(".")
-    hint = hint_of(f"{name}: {message}") or CORRECT
-    return UserError(f"AWS rejects {operation}: {reason}", hint)
+        name, message = code(failure), failure.response["Error"].get("Message", "")
+        problem = f"AWS rejects {failure.operation_name}: {(message or name).rstrip('.')} ({name})"
+        return UserError(problem, hint_of(f"{name}: {message}") or CORRECT)
+    hints: dict[type[Exception] | tuple[type[Exception], ...], str] = {
+        ResponseParserError: "a proxy may have answered: check the network and the proxy",
+        (e.HTTPClientError, e.ConnectionError): "check the network, the proxy, and the region",
+        (e.NoCredentialsError, e.PartialCredentialsError): SIGN_IN,
+        (e.SSOError, e.UnauthorizedSSOTokenError, e.TokenRetrievalError): SIGN_IN,
+        e.ProfileNotFound: (
+            "set --profile, profile in job.toml or AWS_PROFILE to one that "
+            "aws configure list-profiles prints"
+        ),
+    }
+    hint = next((hint for kinds, hint in hints.items() if isinstance(failure, kinds)), CORRECT)
+    return UserError(" ".join(f"AWS: {failure}".split()).rstrip("."), hint)

@@ -99,9 +99,7 @@ def use_profile(
     project: Project, name: str = "", *, given: str | None = None, job_file: Path | None = None
 ) -> None:
     """Sign in with a job's profile, which `--profile` replaces, in job.toml or as remembered."""
-    is_sent = bool(last(project, "name", name))
-    key = "--profile" if is_sent or given is not None else "profile in job.toml"
-    aws.use_profile(profile_of(project, name, given=given, job_file=job_file), key)
+    aws.use_profile(profile_of(project, name, given=given, job_file=job_file))
 
 
 def profile_of(
