@@ -101,7 +101,7 @@ def rehearse(project: Path) -> list[Line]:
 
 def shown(lines: list[Line]) -> list[Line]:
     """The lines of the picture: no status line, and the important ones of the hosts' output."""
-    command = " ".join(["python", *REHEARSE])
+    command = " ".join(["smlightning", *REHEARSE[2:]])
     kept: list[Line] = [(0.0, Text(f"$ {command}", "bold"))]
     for second, line in lines:
         text = line.plain.strip()
