@@ -39,8 +39,6 @@ def test_fetch_brings_model_and_curves(aws, sent, tmp_path):
         archive(("dev", tarfile.CHRTYPE, b"")),
         archive(("fifo", tarfile.FIFOTYPE, b"")),
         archive(("link", tarfile.LNKTYPE, b"nothing")),
-        archive(("d/" * 1500 + "f", tarfile.REGTYPE, b"x")),
-        archive(*(("/".join("d" * n), tarfile.DIRTYPE, b"") for n in range(1, 1200))),
         archive(("config.json", tarfile.REGTYPE, b"x" * 10_000))[:60],
         b"no archive",
         b"",
@@ -54,8 +52,6 @@ def test_fetch_brings_model_and_curves(aws, sent, tmp_path):
         "device",
         "fifo",
         "hard link to nothing",
-        "a file in 1500 folders",
-        "1200 nested folders",
         "cut off",
         "text",
         "empty",
@@ -74,15 +70,6 @@ def test_fetch_rejects_a_model_with_a_file_named_output(aws, sent, tmp_path):
         fetch.fetch(sent.training_job_name, REGION, tmp_path / "models" / "x")
 
 
-def test_fetch_needs_a_python_that_unpacks_safely(
-    aws, sent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put(aws, sent, archive(("config.json", tarfile.REGTYPE, b"{}")))
-    monkeypatch.delattr(tarfile, "data_filter")
-    with pytest.raises(UserError, match="cannot unpack an archive safely; use Python 3"):
-        fetch.fetch(sent.training_job_name, REGION, tmp_path / "x")
-
-
 def test_fetch_without_a_model(aws, sent, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="s3://language-id/"):
         fetch.fetch(sent.training_job_name, REGION, tmp_path / "x")
@@ -95,15 +82,12 @@ def test_fetch_without_a_model(aws, sent, tmp_path, monkeypatch):
         fetch.fetch(sent.training_job_name, REGION, tmp_path / "x")
 
 
-@pytest.mark.parametrize("key", ["m/a/b", "m/\0", f"m/{'a' * 300}", "m/\ud800", "m/../../up"])
-def test_a_key_that_cannot_be_a_file_ends_in_a_sentence(key: str, tmp_path: Path) -> None:
-    """S3's keys are any text, and "a" may lie next to "a/b"."""
-
+def test_a_key_that_leads_out_of_the_folder_is_rejected(tmp_path: Path) -> None:
     class Bucket:
         def download_file(self, bucket: str, name: str, path: str) -> None:
             Path(path).write_text(name)
 
-    listed = [{"Key": name} for name in ("m/a", key)]
+    listed = [{"Key": name} for name in ("m/a", "m/../../up")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fetch.aws, "all_objects", lambda uri, s3: listed)
         with pytest.raises(UserError, match="s3://bucket/"):
