@@ -73,7 +73,6 @@ def test_a_progress_bar_overwrites_its_own_line_and_no_other(
 
 SCRIPT = """
 import sys
-import time
 from smlightning.errors import run_command
 run_command(lambda: print(sys.stdin.read()))
 """

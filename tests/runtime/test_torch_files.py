@@ -10,12 +10,8 @@ import pytest
 import torch
 
 import hostile
-import smlightning
 from smlightning import torch_files
 from smlightning.torch_files import END_SIZE, ProgramError
-
-PACKAGE = Path(smlightning.__file__).parent
-PROJECT = PACKAGE.parents[2]
 
 
 @pytest.fixture

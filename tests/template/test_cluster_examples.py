@@ -4,7 +4,6 @@ test_slurm.py runs job.sh.
 """
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,27 +26,15 @@ def test_the_manifest_fits_kubeflows_schema() -> None:
     SCHEMA.validate(manifest())
 
 
-def rename_replicas(spec: dict[str, Any]) -> None:
-    spec["pytorchReplicaSpecs"]["Chief"] = spec["pytorchReplicaSpecs"].pop("Master")
-
-
-def number_of_processes(spec: dict[str, Any]) -> None:
-    spec["nprocPerNode"] = 4
-
-
-def misspelt_command(spec: dict[str, Any]) -> None:
-    (container,) = spec["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+def test_the_schema_rejects_a_misspelt_command() -> None:
+    wrong = manifest()
+    (container,) = wrong["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
     container["comand"] = container.pop("command")
-
-
-@pytest.mark.parametrize("change", [rename_replicas, number_of_processes, misspelt_command])
-def test_the_schema_rejects_a_wrong_manifest(change: Callable[[dict[str, Any]], None]) -> None:
-    wrong = json.loads(json.dumps(manifest()))
-    change(wrong["spec"])
     with pytest.raises(jsonschema.ValidationError):
         SCHEMA.validate(wrong)
 
 
+@pytest.mark.long
 def test_its_command_trains(project: Project, words: Path, tmp_path: Path) -> None:
     """torchrun with the operator's variables for one host, in a folder with the content of src/."""
     pods = manifest()["spec"]["pytorchReplicaSpecs"].values()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from projects import Project, bake, hide
+from projects import ENVIRONMENT, Project, bake
 from smlightning_sagemaker.preflight import requirements
 
 STOCK = """
@@ -86,11 +86,6 @@ def test_requirements_are_installed_from_src_wherever_the_environment_lies(
     assert call.startswith(f"{project.path / 'src'}: -m pip install")
 
 
-def test_preflight_needs_no_torch(project: Project, tmp_path: Path) -> None:
-    hidden = hide(tmp_path, "torch", "pytorch_lightning", "datasets", "moto", "sagemaker")
-    project.run("python", "-m", "smlightning_sagemaker", "preflight", "--offline", **hidden)
-
-
 def test_every_installation_keeps_the_pinned_versions(tmp_path: Path) -> None:
     """A requirements.txt with hashes is a constraint of each later installation."""
     project = bake(tmp_path)
@@ -102,6 +97,8 @@ def test_every_installation_keeps_the_pinned_versions(tmp_path: Path) -> None:
         assert (
             exact or "pip>=25.1" in line or f'--constraint "{tmp_path}/made/bin/pins.txt"' in line
         )
+        ours = re.findall(r"\S*smlightning\S*", line)
+        assert all(word.startswith(("./", "'./")) for word in ours), "an index may have the name"
     (written,) = re.findall(r"^sed .* > .*pins.txt\"$", steps, re.M)
     (tmp_path / "made" / "bin").mkdir(parents=True)
     project.run("sh", "-c", written)
@@ -111,10 +108,11 @@ def test_every_installation_keeps_the_pinned_versions(tmp_path: Path) -> None:
     assert pins == expected and len(pins) > 50
 
 
+@pytest.mark.long
 def test_the_workflow_that_sends_jobs_installs_everything_with_hashes(
     tmp_path: Path,
 ) -> None:
-    """The workflow's own step, in a new environment; then preflight runs."""
+    """The workflow's own steps, in a new environment; then preflight runs, without torch."""
     project = bake(tmp_path)
     jobs = yaml.safe_load(project.read(".github/workflows/job.yml"))["jobs"].values()
     runs = [step["run"] for job in jobs for step in job["steps"] if "run" in step]
@@ -130,3 +128,15 @@ def test_the_workflow_that_sends_jobs_installs_everything_with_hashes(
             ["sh", "-c", step], cwd=project.path, env=clean, capture_output=True, text=True
         )
         assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_make_lock_uses_the_index_of_pip(tmp_path: Path) -> None:
+    """uv itself would look on PyPI for internal packages."""
+    fresh = bake(tmp_path)
+    nobody = "http://127.0.0.1:9/simple"
+    before = fresh.read("src/requirements.txt")
+    command = ("make", "lock", f"VENV={ENVIRONMENT}", "-o", f"{ENVIRONMENT}/.lock")
+    variables = {"PIP_INDEX_URL": nobody, "PIP_CONFIG_FILE": os.devnull}
+    ended = fresh.run(*command, "ARGS=--upgrade-package rich", check=False, **variables)
+    assert ended.returncode and nobody in ended.stderr
+    assert fresh.read("src/requirements.txt") == before

@@ -248,6 +248,7 @@ def test_a_batch_of_documents_is_learned_by_heart(example: Project, tmp_path: Pa
 @pytest.mark.parametrize("name", ["image-to-text"], indirect=True)
 def test_fields_are_the_same_after_a_way_through_tags(example: Project) -> None:
     rows = [{"name": "tea", "price": "2.10"}, {"name": "cake"}]
+    lines = ["import tags"]
     for value in ({"menu": rows, "total": "4.20"}, rows, "4.20", ["a", "b"]):
-        code = f"import tags; assert tags.parsed(tags.tagged({value!r})) == {value!r}"
-        example.run("python", "-c", code, PYTHONPATH="src")
+        lines.append(f"assert tags.parsed(tags.tagged({value!r})) == {value!r}")
+    example.run("python", "-c", "\n".join(lines), PYTHONPATH="src")

@@ -1,17 +1,14 @@
 """The two wheels of a project: built from this checkout, and all that they need is theirs."""
 
 import hashlib
-import os
 import re
-import subprocess
-import venv
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 
 import checkout
-import smlightning
 from projects import Project
 
 WHEELS = {"smlightning": "src", "smlightning_sagemaker": "tools"}
@@ -59,19 +56,6 @@ def test_no_wheel_requires_the_other_by_a_name_that_anybody_may_publish(project:
         assert requires and not any("smlightning" in line for line in requires)
 
 
-def test_the_wheels_need_no_torch_to_print_help(project: Project, tmp_path: Path) -> None:
-    """In a new environment with both wheels and jsonargparse, as the workflow `job` has it."""
-    venv.create(tmp_path / "venv", with_pip=True)
-    programs = tmp_path / "venv" / "bin"
-
-    def run(name: str, *words: str) -> str:
-        command = [str(programs / name), *words]
-        clean = {**os.environ, "PYTHONPATH": ""}
-        return subprocess.check_output(command, cwd=tmp_path, env=clean, text=True)
-
-    wheels = [str(wheel_of(project, package)) for package in WHEELS]
-    run("python", "-m", "pip", "install", "--quiet", "--no-deps", *wheels)
-    run("python", "-m", "pip", "install", "--quiet", "jsonargparse[signatures]")
-    assert "rehearse" in run("smlightning", "--help")
-    assert smlightning.__version__ in run("smlightning", "--version")
-    assert "preflight" in run("python", "-m", "smlightning_sagemaker", "--help")
+def test_no_group_names_our_packages(project: Project) -> None:
+    groups = tomllib.loads(project.read("pyproject.toml"))["dependency-groups"]
+    assert groups and "smlightning" not in str(groups)
