@@ -12,7 +12,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.utils.data import DataLoader, IterableDataset
 
 from rank_training import MISTAKES, make_mistake, ranks
-from smlightning.cluster import collectives, session
+from smlightning.cluster import collectives, exchange
 from smlightning.errors import UserError
 from smlightning.tensors import checksum, digest
 from smlightning.training import rank_checks
@@ -42,7 +42,7 @@ def test_a_mistake_on_two_ranks_ends_both_in_one_sentence(name: str, tmp_path: P
 def other_ranks(monkeypatch: pytest.MonkeyPatch) -> list[list[float]]:
     """Numbers of ranks 1, 2, … that rank 0, this process, gathers; a test fills the list."""
     others: list[list[float]] = []
-    monkeypatch.setattr(session, "to_rank_0", lambda name, mine: [mine, *others])
+    monkeypatch.setattr(exchange, "to_rank_0", lambda name, mine: [mine, *others])
     return others
 
 
