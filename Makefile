@@ -89,7 +89,7 @@ pictures: $(VENV)/.tests  ## draw the README's pictures from real runs; ARGS=--c
 	$(BIN)/python docs/pictures.py $(ARGS)
 
 images: $(VENV)/.tests  ## each image of the table proven with its own torch: make images ARGS="smddp current"
-	PYTHONPATH='$(RUNTIME):tests' $(BIN)/python -m images.prove $(ARGS)
+	PYTHONPATH='$(RUNTIME):tests:tests/template' $(BIN)/python -m images.prove $(ARGS)
 
 bench: $(VENV)/.tests  ## the figures of docs/evidence.md: make bench ARGS="--against ../older"
 	$(BIN)/python benchmarks/bench.py $(ARGS)

@@ -31,9 +31,10 @@ def image_python(image: Profile, project: Path) -> Path:
 
 
 def contents(image: Profile, project: Path) -> str:
-    """A digest of all versions and requirements."""
+    """A digest of all versions, requirements and wheels."""
     digest = hashlib.sha256(repr(image).encode())
-    digest.update((project / "src" / "requirements.txt").read_bytes())
+    for path in (project / "src" / "requirements.txt", *(project / "tools").glob("*.whl")):
+        digest.update(path.read_bytes())
     return digest.hexdigest()
 
 

@@ -4,11 +4,11 @@
     make images ARGS="smddp current"   # these
     make images ARGS=--record          # every profile, kept in record.json and docs/images.md
 
-In an environment of each profile (environment.py): a generated project is trained on one rank, a
-BERT on two, and sharded where torch can; each run is stopped, resumed to the same bits, saved, and
-answered by predict.py. The project is rehearsed under each launcher. The package's tests of private
-APIs and of malicious files run, too. A profile whose versions are not in the record is not offered:
-tests/tools fails.
+pip fills an environment for each profile (environment.py) from src/requirements.txt and the tools'
+wheel. A generated project is trained there on one rank, a BERT on two, and sharded where torch can.
+Each run is stopped, resumed to the same bits, saved, and answered by predict.py. The project is
+rehearsed under each launcher. The package's tests of private APIs and of malicious files run, too.
+tests/tools fails for a profile whose versions are not in the record.
 """
 
 import argparse
@@ -16,7 +16,6 @@ import contextlib
 import json
 import os
 import platform
-import random
 import re
 import shutil
 import signal
@@ -30,14 +29,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from checkout import PACKAGES
 from images.environment import image_python
 from isolation import listed
+from projects import ALPHABETS, TEMPLATE, bake, weights, write_words
 from smlightning_sagemaker.job.images import LIMITS, PROFILES, Profile
 from smlightning_sagemaker.rehearsal import ports
 from smlightning_sagemaker.testing.checkpoints import write_bert
 
-TEMPLATE = Path(__file__).parents[2]
 RECORD = Path(__file__).with_name("record.json")
 PAGE = TEMPLATE / "docs" / "images.md"
 BUILD = TEMPLATE / "build"
@@ -85,16 +83,13 @@ class Environment:
     data: dict[str, Path]
 
     def variables(self) -> dict[str, str]:
-        """Those of a process outside any job, which imports the project's own package."""
+        """Those of a process outside any job, which imports the project's own wheels."""
         clean = listed(os.environ)
-        clean.pop("SMLIGHTNING_PROJECT", None)
+        for name in ("SMLIGHTNING_PROJECT", "PYTHONPATH"):
+            clean.pop(name, None)
         path = os.pathsep.join([str(self.python.parent), clean.get("PATH", os.defpath)])
-        own = {
-            "PYTHONPATH": os.pathsep.join(map(str, PACKAGES)),
-            "PYTHONUTF8": "1",
-            "OMP_NUM_THREADS": "1",
-        }
-        return {**clean, **own, "PATH": path, "PYTHONUNBUFFERED": "1"}
+        own = {"PATH": path, "PYTHONUTF8": "1", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+        return {**clean, **own}
 
     def run(self, words: Sequence[str], folder: Path, log: Path) -> int:
         """A command's exit status; what it prints goes to the log."""
@@ -137,13 +132,13 @@ def prove_training(environment: Environment, training: Training) -> Row:
         "stop": lambda: stop(environment, training, place, "resumed"),
         "resume": lambda: resume(environment, training, place, "resumed"),
         "save": lambda: compare(place),
-        "predict": lambda: predict(environment, training, place),
+        "predict": lambda: predict(environment, place),
     }
     for name, step in steps.items():
         started = time.monotonic()
         try:
             step()
-        except (Failed, subprocess.TimeoutExpired) as failure:
+        except (Failed, OSError, subprocess.TimeoutExpired) as failure:
             row.problem = f"{name}: {failure}"
             return row
         row.seconds[name] = round(time.monotonic() - started, 1)
@@ -215,19 +210,13 @@ def resume(environment: Environment, training: Training, place: Path, name: str)
 
 def compare(place: Path) -> None:
     """The model of the resumed run is that of the undisturbed one, bit for bit."""
-    from safetensors.numpy import load_file
-
-    files = sorted((place / "undisturbed" / "model").glob("*.safetensors"))
-    if not files:
-        raise Failed("no weights were saved")
-    for path in files:
-        one, other = load_file(path), load_file(place / "resumed" / "model" / path.name)
-        differ = [key for key in one if one[key].tobytes() != other[key].tobytes()]
-        if one.keys() != other.keys() or differ:
-            raise Failed(f"{path.name}: {len(differ)} of {len(one)} tensors differ: {differ[:3]}")
+    one, other = weights(place / "undisturbed"), weights(place / "resumed")
+    differ = sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
+    if differ or not one:
+        raise Failed(f"{len(differ)} of {len(one)} tensors differ: {differ[:3]}")
 
 
-def predict(environment: Environment, training: Training, place: Path) -> None:
+def predict(environment: Environment, place: Path) -> None:
     """predict.py answers with the saved model."""
     log = place / "predict.log"
     script = environment.project / "src" / "predict.py"
@@ -267,7 +256,7 @@ def prove_launcher(environment: Environment, launcher: str) -> Row:
             words += [f"--{name}", str(value)]
         log = report.with_suffix(".log")
         status = environment.run(words, environment.project, log)
-        verdict = judge_report(status, report, profile, launcher, hosts)
+        verdict = judge_report(status, report, profile)
         if verdict:
             row.problem = f"{size}: {verdict}\n{log.read_text()[-3000:]}"
             return row
@@ -275,7 +264,7 @@ def prove_launcher(environment: Environment, launcher: str) -> Row:
     return row
 
 
-def judge_report(status: int, path: Path, profile: Profile, launcher: str, hosts: int) -> str:
+def judge_report(status: int, path: Path, profile: Profile) -> str:
     """Reason why the rehearsal proves nothing; empty if it proves the image."""
     if status or not path.is_file():
         return f"status {status}"
@@ -317,30 +306,15 @@ def prove_tests(environment: Environment) -> Row:
 
 def write_data(folder: Path) -> dict[str, Path]:
     """Words in three alphabets, and a BERT of two layers."""
-    draw = random.Random(0)
-    alphabets = {"greek": "αβγδεζηθ", "latin": "abcdefgh", "cyrillic": "абвгдежз"}
-    lines = ["text,label"]
-    for label, alphabet in alphabets.items():
-        for _ in range(200):
-            lines.append(f"{''.join(draw.choices(alphabet, k=draw.randint(1, 12)))},{label}")
     folder.mkdir(parents=True)
-    words = folder / "words.csv"
-    words.write_text("\n".join(lines), encoding="utf-8")
-    bert = write_bert(folder / "bert", "".join(alphabets.values()))
-    return {"words": words, "bert": Path(bert)}
-
-
-def generate(folder: Path) -> Path:
-    """A project with default answers."""
-    from cookiecutter.main import cookiecutter
-
-    return Path(cookiecutter(str(TEMPLATE), no_input=True, output_dir=str(folder)))
+    bert = write_bert(folder / "bert", "".join(ALPHABETS.values()))
+    return {"words": write_words(folder / "words.csv"), "bert": Path(bert)}
 
 
 def prove(profile: Profile, folder: Path) -> dict[str, Any]:
     """Everything that a profile has to do, and the results."""
     started = time.monotonic()
-    project = generate(folder)
+    project = bake(folder).path
     python = image_python(profile, project)
     data = write_data(folder / "data")
     environment = Environment(profile, python, folder, project, data)
@@ -416,14 +390,10 @@ def page(record: dict[str, Any]) -> str:
             if "train" not in row["seconds"]:
                 took = ", ".join(f"{size}: {s:g}" for size, s in row["seconds"].items())
                 lines.append(f"| {row['name']} | {took} |")
-        impossible = [
-            limit for limit in LIMITS if PROFILES[found["profile"]].version < limit.before
-        ]
-        for limit in impossible:
-            options = " ".join(
-                f"--{name} {str(value).lower()}" for name, value in limit.options.items()
-            )
-            lines += ["", f"Rejected by preflight: `{options}` (torch {limit.why})."]
+        for limit in LIMITS:
+            if PROFILES[found["profile"]].version < limit.before:
+                words = [f"--{name} {str(value).lower()}" for name, value in limit.options.items()]
+                lines += ["", f"Rejected by preflight: `{' '.join(words)}` (torch {limit.why})."]
     return "\n".join(lines) + "\n"
 
 

@@ -1,11 +1,10 @@
 """Fixtures of several tests of the template, made of projects.py."""
 
-import random
 from pathlib import Path
 
 import pytest
 
-from projects import Project, bake, hide
+from projects import Project, bake, hide, write_words
 
 
 @pytest.fixture(scope="session")
@@ -16,17 +15,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 @pytest.fixture(scope="session")
 def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A csv file of 300 words in three alphabets, which trains in a second."""
-    draw = random.Random(0)
-    alphabets = {"greek": "αβγδεζηθ", "latin": "abcdefgh", "cyrillic": "абвгдежз"}
-    lines = ["text,label"]
-    for label, alphabet in alphabets.items():
-        for _ in range(100):
-            text = "".join(draw.choices(alphabet, k=draw.randint(1, 12)))
-            lines.append(f"{text},{label}")
-    path = tmp_path_factory.mktemp("words") / "words.csv"
-    path.write_text("\n".join(lines), encoding="utf-8")
-    return path
+    return write_words(tmp_path_factory.mktemp("words") / "words.csv")
 
 
 @pytest.fixture(scope="session")

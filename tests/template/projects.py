@@ -1,6 +1,7 @@
 """Generated projects to test, and tools of this machine that a test may need."""
 
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -89,6 +90,21 @@ def copy_template(folder: Path) -> Path:
         ".git", ".venv", "build", "*cache*", ".hypothesis", "*.egg-info"
     )
     return shutil.copytree(TEMPLATE, folder, ignore=kept_out, dirs_exist_ok=True)
+
+
+ALPHABETS = {"greek": "αβγδεζηθ", "latin": "abcdefgh", "cyrillic": "абвгдежз"}
+
+
+def write_words(path: Path) -> Path:
+    """Write a csv file of 300 words in three alphabets, which trains in a second."""
+    draw = random.Random(0)
+    lines = ["text,label"]
+    for label, alphabet in ALPHABETS.items():
+        for _ in range(100):
+            text = "".join(draw.choices(alphabet, k=draw.randint(1, 12)))
+            lines.append(f"{text},{label}")
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
 
 
 def weights(path: Path) -> dict[str, bytes]:
