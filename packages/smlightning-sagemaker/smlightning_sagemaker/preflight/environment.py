@@ -1,19 +1,16 @@
 """Variables and secrets that the container's processes can use."""
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
 from smlightning.stored_secrets import REFERENCE
 from smlightning_sagemaker.findings import Finding, error, warning
-from smlightning_sagemaker.job import images, launchers
+from smlightning_sagemaker.job import launchers
 from smlightning_sagemaker.job.job import Job
 from smlightning_sagemaker.preflight import requirements
 from smlightning_sagemaker.project import Project
 
 RESERVED = "the launcher or SageMaker's toolkit sets it on each host"
-PROFILE_FILES = ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE")
-REPOSITORY = re.compile(r"arn:[^:]+:codeartifact:[^:]+:[^:]+:repository/[^/]+/.+")
 
 
 def reserved(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
@@ -22,15 +19,6 @@ def reserved(job: Job, request: dict[str, Any], project: Project) -> Iterator[Fi
         yield error(f"environment.{name}", RESERVED, "remove it")
     for name in filter(launchers.reserves, job.secrets):
         yield error(f"secrets.{name}", RESERVED, "give it another name")
-
-
-def aws_profile(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
-    """boto3 fails where AWS_PROFILE names a profile of no file (botocore, ProfileNotFound)."""
-    variables = job.environment
-    if "AWS_PROFILE" in variables and not any(name in variables for name in PROFILE_FILES):
-        level = error if images.profile(job) else warning  # an image of your own may have one
-        problem = "the container has no file with AWS profiles"
-        yield level("environment.AWS_PROFILE", problem, "remove it: code uses the job's role")
 
 
 def references(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
@@ -58,13 +46,3 @@ def secrets(job: Job, request: dict[str, Any], project: Project) -> Iterator[Fin
         elif requirements.PROXY.fullmatch(name) and requirements.asks_an_index(job, project):
             problem = "training gets it, but pip runs earlier and does not"
             yield warning(key, problem, f"for packages, {requirements.WITHOUT_LOGIN}")
-
-
-def codeartifact(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
-    """The toolkit reads the ARN of a repository (sagemaker-training 5.1.4, modules.py)."""
-    key = requirements.CODEARTIFACT
-    text = job.environment.get(key, "")
-    if text and not REPOSITORY.fullmatch(text):
-        problem = f'"{text}" is not the ARN of a repository in CodeArtifact'
-        hint = "as in arn:aws:codeartifact:<region>:<account>:repository/<domain>/<repository>"
-        yield error(f"environment.{key}", problem, hint)

@@ -76,7 +76,7 @@ def processor(job: Job, request: dict[str, Any], project: Project) -> Iterator[F
 
 
 def cuda(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
-    """The image's CUDA supports the GPUs: 12 dropped Kepler (p2), 13 Volta (p3); Blackwell (p6, g7)
+    """The image's CUDA supports the GPUs: 13 dropped Volta (p3); Blackwell (p6, g7)
     began with 12.8.
 
     https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/
@@ -85,9 +85,7 @@ def cuda(job: Job, request: dict[str, Any], project: Project) -> Iterator[Findin
     if profile is None or profile.cuda is None:
         return
     hint = ""
-    if family == "p2":
-        hint = "use a newer instance"
-    elif family.startswith("p3") and profile.cuda >= (13, 0):
+    if family.startswith("p3") and profile.cuda >= (13, 0):
         hint = 'use a newer instance, or image = "smddp"'
     elif family.startswith(("p6", "g7")) and profile.cuda < (12, 8):
         hint = 'set image = "current"'
