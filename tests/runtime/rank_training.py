@@ -109,6 +109,9 @@ class NumberedStream(IterableDataset):
         self.done = 0
         self.generator = random.Random(1)
 
+    def __len__(self) -> int:
+        return ROWS // session.current_cluster().world_size
+
     def __iter__(self) -> Iterator[Any]:
         worker, cluster = get_worker_info(), session.current_cluster()
         number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
@@ -127,11 +130,6 @@ class NumberedStream(IterableDataset):
         self.done = state_dict["done"]
         version, numbers, rest = state_dict["generator"]
         self.generator.setstate((version, tuple(numbers), rest))
-
-
-class SizedStream(NumberedStream):
-    def __len__(self) -> int:
-        return ROWS // session.current_cluster().world_size
 
 
 class Rows(pl.LightningDataModule):
@@ -234,10 +232,10 @@ def train_with_train_py(
     class Data(small_training.Numbers):
         def train_dataloader(self) -> DataLoader:
             options = {"num_workers": workers, "persistent_workers": persistent}
-            if kind == "sized_stream":
+            if kind == "stream":
                 from torchdata.stateful_dataloader import StatefulDataLoader
 
-                return StatefulDataLoader(SizedStream(), SIZE, **options)
+                return StatefulDataLoader(NumberedStream(), SIZE, **options)
             return DataLoader(Noisy(), **LOADERS[kind](), **options)
 
     loader_worker.MP_STATUS_CHECK_INTERVAL = 0.5  # s, not 5, until a killed rank's lock is free

@@ -35,6 +35,7 @@ GROUPS = {  # command: the groups of pyproject.toml that it installs; with tools
 }
 
 
+@pytest.mark.long
 def test_a_stock_trainer_works_here(project: Project) -> None:
     """Next to all that `make setup` installs. mpi4py in it would make Lightning look for MPI."""
     project.run("python", "-c", STOCK)

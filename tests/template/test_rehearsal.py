@@ -244,6 +244,7 @@ def test_ctrl_c_ends_everything(
     assert not processes_below(tmp_path) and not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_sigterm_ends_everything(
     project: Project, words: Path, tmp_path: Path, without_sdk: dict[str, str]
 ) -> None:

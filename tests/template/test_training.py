@@ -43,6 +43,7 @@ def test_processes_that_race_prepare_data_once(tmp_path: Path, words: Path) -> N
     assert status == 0 and "prepare_data:" not in said, "it is complete"
 
 
+@pytest.mark.long
 def test_a_killed_process_leaves_no_damaged_data(tmp_path: Path) -> None:
     """Killed as soon as the folder of its work exists, and later. Each process verifies first what
     the one before it left.

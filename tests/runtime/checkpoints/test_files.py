@@ -48,19 +48,6 @@ def file_size_limit(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_checkpoint_is_opened_once_to_decide(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened: list[Path] = []
-    load = files.torch_files.load
-    monkeypatch.setattr(files.torch_files, "load", lambda path: opened.append(path) or load(path))
-    path = write(tmp_path, 3)
-    opened.clear()
-    found = files.newest_verified(tmp_path)
-    assert found and found[0] == path and found[1]["position"]["step"] == 3
-    assert opened == [path]
-
-
 def test_a_name_holds_number_step_and_checksum(tmp_path: Path) -> None:
     first, second = write(tmp_path, 3), write(tmp_path, 6)
     assert re.fullmatch(r"000001-step000003-[0-9a-f]{16}\.ckpt", first.name)

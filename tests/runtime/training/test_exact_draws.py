@@ -15,7 +15,7 @@ CASES = [  # ranks, kind of loader, workers, persistent
     pytest.param(3, "shuffled", 2, True, marks=pytest.mark.long),
     pytest.param(2, "of_batches", 0, False, marks=pytest.mark.long),
     # With a state of its own:
-    pytest.param(2, "sized_stream", 2, False, marks=pytest.mark.long),
+    pytest.param(2, "stream", 2, False, marks=pytest.mark.long),
 ]
 
 
