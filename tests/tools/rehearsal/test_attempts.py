@@ -11,7 +11,6 @@ import torch
 from rich.console import Console
 from small_rehearsal import script, small_plan, small_request, stranger
 
-from smlightning_sagemaker.follow.job_log import TRACE
 from smlightning_sagemaker.rehearsal import attempts, faults, report
 from smlightning_sagemaker.rehearsal.hosts import Host, create_hosts
 from smlightning_sagemaker.rehearsal.plan import LOSE_HOST, STOP_HOST, Fault, Plan
@@ -69,12 +68,12 @@ def test_the_requests_entry_point_sees_only_its_hosts_processes(
     assert lines == [(0, "INFO"), (0, str(folder))] and host.exit_code == 0
 
 
-def test_a_log_that_ends_within_a_stack_trace_is_shown_whole(tmp_path: Path) -> None:
+def test_each_line_of_a_log_is_shown_with_its_host(tmp_path: Path) -> None:
     plan, screen = small_plan(1, 1), Console(file=io.StringIO(), width=200)
     hosts = create_hosts(plan, tmp_path)
-    lines = [TRACE, '  File "train.py", line 1, in f']
+    lines = ["Traceback (most recent call last):", '  File "train.py", line 1, in f']
     report.show(screen, "a run", plan, hosts, ((hosts[0], line) for line in lines))
-    assert all(line in screen.file.getvalue() for line in lines)
+    assert all(f"host 1 {line}" in screen.file.getvalue() for line in lines)
 
 
 def test_a_noisy_host_ends_at_the_time_limit(play: Play, tmp_path: Path) -> None:
