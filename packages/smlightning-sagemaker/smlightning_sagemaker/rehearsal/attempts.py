@@ -56,7 +56,7 @@ def run_attempt(plan: Plan, folder: Path, show: Show, restored: Path | None = No
     with contextlib.closing(run_hosts(plan, folder, hosts)) as lines:
         show(folder.name, plan, hosts, lines)
     ranks = evidence.read_ranks(folder)
-    return Attempt(folder, hosts, ranks, restored, evidence.read_violations(folder))
+    return Attempt(folder, hosts, ranks, evidence.read_violations(folder))
 
 
 def run_hosts(plan: Plan, folder: Path, hosts: Sequence[Host]) -> Lines:

@@ -32,7 +32,6 @@ RESULTS = ("model/", "output/data/")  # below /opt/ml: what SageMaker keeps at a
 CHECKPOINTS = "checkpoints/"  # below /opt/ml: what it keeps all the time, the same for all hosts
 LISTED = 3  # files in a detail
 FAILED_BEFORE = "the job failed before"
-NO_CHECKPOINTS = "the job keeps no checkpoints"
 
 
 @dataclass(frozen=True)
@@ -73,8 +72,6 @@ def judge(plan: Plan, attempt: Attempt) -> list[Check]:
     checks = dict(OF_A_JOB)
     if plan.distribution != "smddp":
         del checks["smddp-contract"]
-    if attempt.restored or any(rank.package for rank in attempt.ranks):  # `Run` resumes
-        del checks["resumes-from-checkpoint"]
     return judged(checks, plan, attempt)
 
 
@@ -93,15 +90,16 @@ def judge_restart(restarted: Attempt, undisturbed: Attempt, interrupted: Attempt
 
 
 def judged(table: Mapping[str, Judge], plan: Plan, attempt: Attempt) -> list[Check]:
-    """The verdict of each check; ranks that did not meet make those OF_ONE_WORLD pointless."""
+    """The verdict of each check; with a wrong world size, those OF_ONE_WORLD are skipped."""
     verdicts: list[Check] = []
-    met = True
+    is_one_world = True
     for name, check in table.items():
         conclusion = check(plan, attempt)
-        if name in OF_ONE_WORLD and not met:
+        if name in OF_ONE_WORLD and not is_one_world:
             conclusion = Conclusion(SKIPPED, "see world-size")
         verdicts.append(with_hint(name, conclusion))
-        met = met and (name, conclusion.verdict) != ("world-size", FAILED)
+        if name == "world-size":
+            is_one_world = conclusion.verdict != FAILED
     return verdicts
 
 
@@ -153,16 +151,6 @@ def cause_line(failure: str | None) -> str:
     return ""
 
 
-def success_or_failure_file(plan: Plan, attempt: Attempt) -> Conclusion:
-    """``output/success`` after exit 0, else ``output/failure``."""
-    wrong = []
-    for host in attempt.hosts:
-        present = [name for name in ("success", "failure") if host.output(name) is not None]
-        if present != ["failure" if host.exit_code else "success"]:
-            wrong.append(f"host {host.number} exited with {host.exit_code} and wrote {present}")
-    return passed_if(not wrong, "; ".join(wrong) or "each host wrote the right file")
-
-
 # The ranks.
 
 
@@ -202,15 +190,15 @@ def node_ranks(plan: Plan, attempt: Attempt) -> Conclusion:
 
 
 def main_address(plan: Plan, attempt: Attempt) -> Conclusion:
-    """The ranks met at a host's address: other names lead to another machine on each host."""
+    """The ranks connected to a host's address: other names lead to another machine on each host."""
     addresses = [host.address for host in attempt.hosts]
     used = sorted({rank.main_address for rank in attempt.ranks} - {""})
     wrong = [address for address in used if address not in addresses]
     if wrong and plan.hosts > 1:
-        return Conclusion(FAILED, f"the ranks met at {wrong[0]}, which is no host's address")
+        return Conclusion(FAILED, f"the ranks connected to {wrong[0]}, which is no host's address")
     if not used and plan.world_size > 1:
-        return Conclusion(SKIPPED, "no rank was seen to meet another")
-    return Conclusion(PASSED, ", ".join(used) or "one rank meets no other")
+        return Conclusion(SKIPPED, "no rank was seen to connect to another")
+    return Conclusion(PASSED, ", ".join(used) or "one rank connects to no other")
 
 
 # Their data, and their results.
@@ -329,7 +317,7 @@ def model_saved(plan: Plan, attempt: Attempt) -> Conclusion:
 def checkpoints_saved(plan: Plan, attempt: Attempt) -> Conclusion:
     """Training wrote a file below /opt/ml/checkpoints, if the job keeps that folder."""
     if "CheckpointConfig" not in plan.request:
-        return Conclusion(SKIPPED, NO_CHECKPOINTS)
+        return Conclusion(SKIPPED, "the job keeps no checkpoints")
     return saved(CHECKPOINTS, attempt)
 
 
@@ -441,15 +429,6 @@ def model_predicts(plan: Plan, attempt: Attempt) -> Conclusion:
 # After a restart.
 
 
-def resuming_is_untested(plan: Plan, attempt: Attempt) -> Conclusion:
-    """Only an interruption shows whether a script resumes that does not use this package."""
-    if not attempt.succeeded:
-        return Conclusion(SKIPPED, FAILED_BEFORE)
-    if "CheckpointConfig" not in plan.request:
-        return Conclusion(SKIPPED, NO_CHECKPOINTS)
-    return Conclusion(SKIPPED, f"no host was stopped; --stop-host {plan.hosts} tests it")
-
-
 def resumes_from_checkpoint(restarted: Attempt, interrupted: Attempt) -> Conclusion:
     """All ranks began after a checkpoint's step, with something left to train."""
     steps = {rank.first_step for rank in restarted.ranks if rank.first_step is not None}
@@ -529,12 +508,8 @@ def fault_of(plan: Plan) -> Fault:
 
 # The names, in the order of the report.
 
-OF_THE_HOSTS: dict[str, Judge] = {
-    "hosts-succeeded": hosts_succeeded,
-    "success-or-failure-file": success_or_failure_file,
-}
 OF_A_JOB: dict[str, Judge] = {
-    **OF_THE_HOSTS,
+    "hosts-succeeded": hosts_succeeded,
     "world-size": world_size,
     "ranks-complete": ranks_complete,
     "node-ranks": node_ranks,
@@ -549,10 +524,9 @@ OF_A_JOB: dict[str, Judge] = {
     "one-printer": one_printer,
     "smddp-contract": smddp_contract,
     "model-predicts": model_predicts,
-    "resumes-from-checkpoint": resuming_is_untested,
 }
 AFTER_A_FAULT: dict[str, Judge] = {
-    **OF_THE_HOSTS,
+    "hosts-succeeded": hosts_succeeded,
     "ends-in-time": ends_after_fault,
     "failure-names-cause": failure_names_cause,
 }
@@ -564,9 +538,6 @@ OF_ONE_WORLD = (
     "metrics-identical",
     "one-writer",
     "one-printer",
-)
-FROM_THE_LAUNCHER = (
-    "leave MASTER_ADDR and MASTER_PORT as the launcher set them, and use env:// to join"
 )
 # A check, words of its detail, and what to do.
 HINTS = (
@@ -590,7 +561,11 @@ HINTS = (
     ("ranks-complete", "", "let every rank take every step, and only write and print on rank 0"),
     ("node-ranks", "", "take the ranks from the launcher's variables, unchanged"),
     ("prepare-data-once-per-node", "", "leave the call of prepare_data to Lightning's Trainer"),
-    ("main-address", "", FROM_THE_LAUNCHER),
+    (
+        "main-address",
+        "",
+        "leave MASTER_ADDR and MASTER_PORT as the launcher set them, and use env:// to join",
+    ),
     ("data-divided", "", "leave use_distributed_sampler on, or use DistributedSampler"),
     ("weights-identical", "", 'train with strategy="ddp", and with one seed for all ranks'),
     ("metrics-identical", "", "average metrics over the ranks: self.log(..., sync_dist=True)"),

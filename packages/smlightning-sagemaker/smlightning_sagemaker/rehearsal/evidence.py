@@ -28,7 +28,7 @@ class Rank:
     prepare_data: Sequence[str] = ()  # calls: class, and which of Trainer's runs
     metrics: Mapping[str, float] = field(default_factory=dict)  # of validation and test
     files: Sequence[str] = ()  # written: relative to /opt/ml, or absolute
-    main_address: str = ""  # at which it met rank 0; empty: it met no other rank
+    main_address: str = ""  # at which it connected to rank 0; empty: to no other rank
     steps: int = 0  # of optimizers
     printed: int = 0  # calls of print() since its first step
     weights: str | None = None  # digests; None: it ended before there were any
@@ -53,7 +53,6 @@ class Attempt:
     folder: Path
     hosts: Sequence[Host]
     ranks: Sequence[Rank] = ()
-    restored: Path | None = None  # the checkpoints that its hosts had from the beginning
     violations: Sequence[str] = ()  # calls that SMDDP does not support
 
     @property

@@ -48,7 +48,7 @@ def count_step(*_: Any) -> None:
 
 
 def main_address() -> str:
-    """The address at which this process met rank 0; empty for a single one, or by a file."""
+    """The address at which this process connected to rank 0; empty for a single one."""
     if not dist.is_initialized():
         return ""
     store: Any = dist.distributed_c10d._get_default_store()
