@@ -178,7 +178,7 @@ def submit(arguments: argparse.Namespace, project: Project) -> int:
 
     wanted = job.load(arguments.job, project)
     destination = destination_of(wanted, arguments)
-    results, body = preflight.judged(wanted, project, destination, offline=arguments.dry_run)
+    results, body = preflight.all_findings(wanted, project, destination, offline=arguments.dry_run)
     if print_findings(results, arguments.accept):
         return 1
     if body is None:

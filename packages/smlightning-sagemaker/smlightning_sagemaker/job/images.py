@@ -93,8 +93,8 @@ class Profile:
     def limits(self, options: Mapping[str, Any]) -> Iterator[Limit]:
         """The limits of its torch that these options of train.py exceed."""
         for limit in LIMITS:
-            asked = all(options.get(name) == value for name, value in limit.options.items())
-            if asked and self.version < limit.before:
+            has_all = all(options.get(name) == value for name, value in limit.options.items())
+            if has_all and self.version < limit.before:
                 yield limit
 
 

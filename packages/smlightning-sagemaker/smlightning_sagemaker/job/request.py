@@ -70,14 +70,14 @@ def training_request(
     Raises:
         UserError: the job's image is unknown.
     """
-    stated = members_as_they_stand(job)
+    given = members_as_they_stand(job)
     request: dict[str, Any] = {
         "TrainingJobName": name,
         "RoleArn": destination.role,
         "AlgorithmSpecification": algorithm(job, project),
         "OutputDataConfig": {"S3OutputPath": output_path(job, destination)},
     }
-    request = merge(request, stated)
+    request = merge(request, given)
     if job.spot.enabled:
         request["StoppingCondition"]["MaxWaitTimeInSeconds"] = job.spot.max_wait_s
     if job.other_hosts:
@@ -89,12 +89,14 @@ def training_request(
         request["Environment"] = variables
     if job.tags:
         request["Tags"] = [{"Key": key, "Value": value} for key, value in job.tags.items()]
-    if "ProfilerConfig" not in {*job.request, *stated}:
+    if "ProfilerConfig" not in {*job.request, *given}:
         request["ProfilerConfig"] = {"DisableProfiler": True}  # nobody reads its output
     request = merge(request, job.request)
     add_inputs(request, job, archive_uri(job, destination, name))
     return {
-        member: value for member, value in request.items() if value is not False or member in stated
+        member: value
+        for member, value in request.items()
+        if value is not False or member in given
     }
 
 
@@ -128,8 +130,8 @@ def members_as_they_stand(job: Job) -> dict[str, Any]:
     members: dict[str, Any] = {}
     for key in KEYS:
         value = key.of(job)
-        stated = value or (isinstance(value, bool | int | float) and value != key.default)
-        if key.member and not key.derived and stated:
+        is_sent = value or (isinstance(value, bool | int | float) and value != key.default)
+        if key.member and not key.derived and is_sent:
             set_member(members, key.member, value)
     return members
 

@@ -9,8 +9,8 @@ from smlightning.errors import UserError
 from smlightning_sagemaker.job import aws
 from smlightning_sagemaker.project import Project
 
+KEYS = ("name", "region", "profile", "fingerprint")
 FILE = ".jobs.jsonl"  # in the project's folder; a line for each job, as `remember` notes it
-OPTIONAL = ("profile", "fingerprint")  # keys that older lines do not have
 
 
 def remember(
@@ -47,8 +47,7 @@ def entries(project: Project) -> list[dict[str, str]]:
     for line in lines:
         with suppress(ValueError, TypeError, KeyError):
             entry = json.loads(line)
-            needed = {key: str(entry[key]) for key in ("name", "region")}
-            jobs.append({**needed, **{key: str(entry.get(key, "")) for key in OPTIONAL}})
+            jobs.append({key: str(entry[key]) for key in KEYS})
     return jobs
 
 

@@ -30,7 +30,7 @@ from smlightning_sagemaker.preflight import (
 from smlightning_sagemaker.preflight.summary import passed, rehearsal, summary
 from smlightning_sagemaker.project import Project
 
-__all__ = ["CHECKS", "judged", "offline_checks", "passed", "rehearsal", "run", "summary"]
+__all__ = ["CHECKS", "all_findings", "offline_checks", "passed", "rehearsal", "run", "summary"]
 
 Check = Callable[[Job, dict[str, Any], Project], Iterator[Finding]]
 
@@ -110,7 +110,7 @@ def offline_checks(
     return findings, body
 
 
-def judged(
+def all_findings(
     job: Job, project: Project, destination: Destination | None = None, *, offline: bool = False
 ) -> tuple[list[Finding], dict[str, Any] | None]:
     """All findings about a request, for preflight and for `submit`, and the request.
@@ -144,5 +144,5 @@ def run(
         accept: keys whose errors become warnings.
     """
     destination, unanswered = (None, []) if offline else account.destination(job)
-    findings, _ = judged(job, project, destination, offline=offline)
+    findings, _ = all_findings(job, project, destination, offline=offline)
     return ordered([*findings, *unanswered], accept)

@@ -70,7 +70,7 @@ def local_paths(job: Job, request: dict[str, Any], project: Project) -> Iterator
         elif option == "resume" and "/" not in value and value not in ("auto", "never"):
             problem = f'found "{value[:80]}", expected auto, never or the path of a checkpoint'
             yield error(key, problem, f'write "auto", or "{paths.CHANNELS}NAME/FILE.ckpt"')
-        elif is_output or paths.travels(project, value):
+        elif is_output or paths.is_in_source(project, value):
             continue
         elif paths.is_local(option, value):
             # An image of your own may have such a path, too.

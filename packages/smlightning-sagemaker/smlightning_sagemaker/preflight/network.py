@@ -49,7 +49,7 @@ def hosts(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding]
     blocks = [subnet["CidrBlock"] for subnet in subnets if subnet.get("CidrBlock")]
     for way, key in (("inbound", "IpPermissions"), ("outbound", "IpPermissionsEgress")):
         rules = [rule for group in groups for rule in group[key]]
-        if any(lets_through(rule, names, blocks, with_efa) for rule in rules):
+        if any(allows_hosts(rule, names, blocks, with_efa) for rule in rules):
             continue
         # Without EFA, prefix lists, IPv6 or some ports may do.
         level = error if with_efa or not rules else warning
@@ -61,8 +61,8 @@ def hosts(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding]
         )
 
 
-def lets_through(rule: dict[str, Any], groups: list[str], blocks: list[str], efa: bool) -> bool:
-    """Whether a rule of one of the hosts' groups lets the hosts through.
+def allows_hosts(rule: dict[str, Any], groups: list[str], blocks: list[str], efa: bool) -> bool:
+    """Whether a rule of one of the hosts' groups allows traffic between hosts.
 
     EFA needs all traffic with one of the groups; otherwise the subnets' addresses, and all ports
     of TCP, are enough.
@@ -101,9 +101,9 @@ def s3(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding]:
 
 def index(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding]:
     """The subnets lead to the package index, which pip tries for minutes on each host."""
-    asked = indexes(job, body, project)
+    used = indexes(job, body, project)
     variables = body.get("Environment", {})
-    if not asked or body.get("EnableNetworkIsolation") or any(map(variables.get, PROXIES)):
+    if not used or body.get("EnableNetworkIsolation") or any(map(variables.get, PROXIES)):
         return
     closed, endpoints = ways_out(job, body)
     repository = variables.get(requirements.CODEARTIFACT)
@@ -111,14 +111,14 @@ def index(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding]
         is_reached = all(has_addresses(of_service(endpoints, name)) for name in CODEARTIFACT)
         instead = f"endpoints for {' and '.join(CODEARTIFACT)}"
     else:  # pip passes over an index that does not answer: one in the VPC may hold all
-        is_reached = not all(f".{host}".endswith(tuple(f".{p}" for p in PUBLIC)) for host in asked)
+        is_reached = not all(f".{host}".endswith(tuple(f".{p}" for p in PUBLIC)) for host in used)
         instead = "set PIP_INDEX_URL in [environment] to a host in your VPC"
     if not closed or is_reached:
         return
     level = warning if any(map(leads_elsewhere, closed.values())) else error
     yield level(
         "network.subnets",
-        f"{requirements.key_of(project)} needs {asked[0]} (pip), but no route leads there from "
+        f"{requirements.key_of(project)} needs {used[0]} (pip), but no route leads there from "
         f"{', '.join(closed)}",
         f"add a NAT gateway, or {instead}, or {WITHOUT_INDEX}",
     )

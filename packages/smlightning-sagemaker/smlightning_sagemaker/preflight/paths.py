@@ -30,7 +30,7 @@ def is_local(option: str, text: str) -> bool:
     return bool(LOCAL.fullmatch(text) or is_no_name)
 
 
-def travels(project: Project, text: str) -> bool:
+def is_in_source(project: Project, text: str) -> bool:
     """Whether the text is a path in src/, which is uploaded, and in which train.py starts."""
     is_inside = not text.startswith(("/", "~")) and ".." not in re.split(r"[/\\]", text)
     return is_inside and exists(f"{project.src}/{text}")

@@ -68,16 +68,16 @@ def incomplete(attempt: Attempt, detail: str) -> Conclusion:
 def judge(plan: Plan, attempt: Attempt) -> list[Check]:
     """Every check of an attempt that was not interrupted, in the order of the report."""
     if plan.fault:
-        return judged(AFTER_A_FAULT, plan, attempt)
+        return verdicts_of(AFTER_A_FAULT, plan, attempt)
     checks = dict(OF_A_JOB)
     if plan.distribution != "smddp":
         del checks["smddp-contract"]
-    return judged(checks, plan, attempt)
+    return verdicts_of(checks, plan, attempt)
 
 
 def judge_interruption(plan: Plan, interrupted: Attempt) -> list[Check]:
     """Whether an interrupted attempt ended as it should."""
-    return judged({"ends-in-time": ends_after_interruption}, plan, interrupted)
+    return verdicts_of({"ends-in-time": ends_after_interruption}, plan, interrupted)
 
 
 def judge_restart(restarted: Attempt, undisturbed: Attempt, interrupted: Attempt) -> list[Check]:
@@ -89,7 +89,7 @@ def judge_restart(restarted: Attempt, undisturbed: Attempt, interrupted: Attempt
     ]
 
 
-def judged(table: Mapping[str, Judge], plan: Plan, attempt: Attempt) -> list[Check]:
+def verdicts_of(table: Mapping[str, Judge], plan: Plan, attempt: Attempt) -> list[Check]:
     """The verdict of each check; with a wrong world size, those OF_ONE_WORLD are skipped."""
     verdicts: list[Check] = []
     is_one_world = True
