@@ -63,7 +63,7 @@ def test_follow_prints_log_status_and_metrics_to_the_end(aws, sent, monkeypatch)
         and "[/red]" in text
     )
     assert f"smlightning fetch {name}" in text
-    assert all(part in text for part in ("1:01:01", "0:20:20", "2 instances", "67%"))
+    assert all(part in text for part in ("1:01:01", "0:20:20", "each instance", "67%"))
     assert late in text
     assert "epoch 1 of 6 · step 2 · train/loss 1.5" in follow.progress(outcome)
 

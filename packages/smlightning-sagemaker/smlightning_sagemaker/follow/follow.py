@@ -151,7 +151,7 @@ class Follower:
         self._transitions = max(self._transitions, len(transitions))
 
     def _print_lines(self, lines: list[Line]) -> None:
-        several = _hosts(self.outcome.job) > 1
+        several = self.outcome.job["ResourceConfig"].get("InstanceCount") != 1
         for line in lines:
             self.console.print(f"{line.host} {line.text}" if several else line.text)
         self.outcome.add(lines)
@@ -289,14 +289,12 @@ def report_bill(outcome: Outcome, region: str, console: Any) -> None:
     job = outcome.job
     trained = job.get("TrainingTimeInSeconds")
     billed = job.get("BillableTimeInSeconds")
-    hosts = _hosts(job)
-    instances = "1 instance" if hosts == 1 else f"{hosts} instances"
     if trained and billed is not None:
         saved = ""
         if job.get("EnableManagedSpotTraining"):
             saved = f"; spot saved {1 - billed / trained:.0%}"
         console.print(
-            f"It trained {clock(trained)} and is billed {clock(billed)} on {instances}{saved}."
+            f"It trained {clock(trained)} and is billed {clock(billed)} on each instance{saved}."
         )
     if pool := warm_pool(job, outcome.name, region):
         console.print(pool)
@@ -316,15 +314,6 @@ def warm_pool(job: dict[str, Any], name: str, region: str) -> str:
         f"Its warm pool is billed for up to {clock(kept_s)} after the job's end. "
         f"To end it: smlightning stop {name} --region {region}"
     )
-
-
-def _hosts(job: dict[str, Any]) -> int:
-    """The number of hosts; of several preferences the first one's, until AWS has selected one."""
-    config = job["ResourceConfig"]
-    if "SelectedInstanceCount" in config:
-        return int(config["SelectedInstanceCount"])
-    groups = config.get("InstanceGroups") or config.get("InstancePreferences", [])[:1] or [config]
-    return sum(int(group.get("InstanceCount", 1)) for group in groups)
 
 
 def clock(seconds: float) -> str:

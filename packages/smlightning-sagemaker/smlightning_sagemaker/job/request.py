@@ -94,9 +94,7 @@ def training_request(
     request = merge(request, job.request)
     add_inputs(request, job, archive_uri(job, destination, name))
     return {
-        member: value
-        for member, value in request.items()
-        if value is not False or member in given
+        member: value for member, value in request.items() if value is not False or member in given
     }
 
 
