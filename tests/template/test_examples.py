@@ -21,7 +21,7 @@ CHANNEL = "s3://bucket/data/"
         pytest.param("image-classification", marks=pytest.mark.long),
         pytest.param("image-to-text", marks=pytest.mark.long),
         "language-model",
-        "lora",
+        pytest.param("lora", marks=pytest.mark.long),
     ],
 )
 def name(request: pytest.FixtureRequest) -> str:
