@@ -21,7 +21,7 @@ from smlightning.training.seeds import StepSeed
 from smlightning_sagemaker.testing import owner
 
 Write = Callable[[dict[str, Any]], Any]
-PREPARED = re.compile(r"-[0-9a-f]{12}(?=[/.])")  # the end of a name of `store.path_for`
+PREPARED = re.compile(r"-[0-9a-f]{12}(?=[/.])")  # the end of a name of `prepared.path_for`
 
 
 class TrainingRecorder(pl.Callback):
