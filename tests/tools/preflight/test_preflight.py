@@ -16,7 +16,7 @@ from smlightning_sagemaker import preflight
 from smlightning_sagemaker import project as projects
 from smlightning_sagemaker.__main__ import main
 from smlightning_sagemaker.job import price
-from smlightning_sagemaker.job.job import Job
+from smlightning_sagemaker.job.job import OTHER_HOSTS, Job
 from smlightning_sagemaker.preflight import channels, image, source
 
 
@@ -172,3 +172,12 @@ def test_cost_is_never_invented(good):
     said = price.cost(good.replace(price_per_hour=2.0, keep_alive_s=1800))
     made_of = "2 instances × (4 h (max_run_s) + 0.5 h (keep_alive_s)) × 2 USD"
     assert said == f"cost    4.00 USD an hour, at most 18.00 USD: {made_of}"
+
+
+@pytest.mark.parametrize("member", OTHER_HOSTS)
+def test_neither_cost_nor_ranks_are_computed_if_the_request_replaces_the_hosts(member, good):
+    """instance_count and instance_type are then not sent."""
+    config = {"ResourceConfig": {member: []}}
+    sent = good.replace(price_per_hour=2.0, request=config)
+    assert price.cost(sent) == "cost    not known: [request] replaces the hosts"
+    assert preflight.summary(sent, PROJECT) == "job     not known: [request] replaces the hosts"

@@ -25,6 +25,7 @@ from smlightning_sagemaker.project import Project
 MOST = 10**9  # no number of a job is larger
 # Members of ResourceConfig that AWS takes in place of InstanceType and InstanceCount.
 OTHER_HOSTS = ("InstanceGroups", "InstancePreferences")
+UNKNOWN_HOSTS = "not known: [request] replaces the hosts"
 
 
 def _is_value(value: Any) -> Any:

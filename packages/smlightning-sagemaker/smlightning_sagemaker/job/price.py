@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from smlightning_sagemaker.job import aws
-from smlightning_sagemaker.job.job import Job
+from smlightning_sagemaker.job.job import UNKNOWN_HOSTS, Job
 
 HOME = "us-east-1"  # the pricing service lives in few regions
 TIMEOUT_S = 3  # for a line of information
@@ -47,12 +47,15 @@ def on_demand_prices(product: dict[str, Any]) -> list[float]:
 def cost(job: Job, *, offline: bool = False) -> str:
     """The line with the cost per hour and the highest total cost; without a price, the hours.
 
-    The price is price_per_hour of job.toml, else AWS's answer.
+    The price is price_per_hour of job.toml, else AWS's answer. Hosts of [request] have no sum:
+    they may differ in number and type.
 
     Args:
         job: of job.toml.
         offline: do not ask AWS.
     """
+    if job.other_hosts:
+        return f"cost    {UNKNOWN_HOSTS}"
     hours = f"{job.max_run_s / 3600:g} h (max_run_s)"
     if job.keep_alive_s:
         hours = f"({hours} + {job.keep_alive_s / 3600:g} h (keep_alive_s))"

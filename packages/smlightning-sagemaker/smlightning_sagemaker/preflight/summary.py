@@ -7,7 +7,7 @@ from pathlib import Path
 from smlightning.options import declared_options
 from smlightning_sagemaker.findings import Finding
 from smlightning_sagemaker.job import images, instances, launchers
-from smlightning_sagemaker.job.job import Job
+from smlightning_sagemaker.job.job import UNKNOWN_HOSTS, Job
 from smlightning_sagemaker.project import Project
 
 ACCUMULATE = "accumulate_grad_batches"
@@ -16,6 +16,8 @@ REHEARSED_HOSTS = 2  # and as many processes on each, at most
 
 def summary(job: Job, project: Project) -> str:
     """Hosts, launcher, image, ranks, and the global batch that the learning rate is for."""
+    if job.other_hosts:
+        return f"job     {UNKNOWN_HOSTS}"
     launcher, profile = launchers.launcher(job), images.profile(job)
     image = f"torch {profile.torch} on Python {profile.python}" if profile else job.image
     line = f"job     {job.instance_count} × {job.instance_type}, {launcher}, {image}"
