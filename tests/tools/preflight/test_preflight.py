@@ -89,6 +89,10 @@ TORCH_2_8 = f"{REGISTRY}/pytorch-training:2.8.0-gpu-py312-cu129-ubuntu22.04-sage
             {"distribution": "smddp"},
             ["2025-10-29", "CVE-2025-32434", "CVE-2026-24747", "its S3", "torch_distributed"],
         ),
+        (
+            {"distribution": "pytorchddp", "image": "smddp"},
+            ['distribution = "torch_distributed" and image = "auto"'],
+        ),
         ({"image": TORCH_2_8}, ["CVE-2026-24747", 'image = "auto"']),
         ({"image": "123456789012.dkr.ecr.us-east-1.amazonaws.com/team:1"}, []),
     ],

@@ -137,7 +137,10 @@ def options(job: Job, request: dict[str, Any], project: Project) -> Iterator[Fin
 
 
 def other_image(job: Job) -> str:
-    """The settings of job.toml that give the job the newest image."""
-    if launchers.launcher(job) == "smddp":
+    """The settings of job.toml that give the job the newest image.
+
+    It has neither SMDDP nor mpirun, for which "auto" takes an older one.
+    """
+    if launchers.launcher(job) in images.IMAGE_OF_LAUNCHER:
         return 'distribution = "torch_distributed" and image = "auto"'
     return 'image = "auto"'
