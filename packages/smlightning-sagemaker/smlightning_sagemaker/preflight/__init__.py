@@ -64,6 +64,7 @@ CHECKS: tuple[Check, ...] = (
     channels.local_paths,
     channels.whole,
     channels.pipe,
+    channels.same_variable,
     checkpoints.spot,
     checkpoints.whole_bucket,
     checkpoints.local_path,

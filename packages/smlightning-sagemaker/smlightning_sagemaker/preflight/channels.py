@@ -110,3 +110,12 @@ def pipe(job: Job, request: dict[str, Any], project: Project) -> Iterator[Findin
     for key, mode in modes.items():
         if mode == "Pipe":
             yield error(key, "Pipe mode creates no files", 'use "File" or "FastFile"')
+
+
+def same_variable(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """The toolkit sets SM_CHANNEL_ and the name in capitals (sagemaker-training, to_env_vars)."""
+    for name in job.channels:
+        others = [each for each in job.channels if each != name and each.upper() == name.upper()]
+        if others:
+            problem = f"channel {others[0]} sets SM_CHANNEL_{name.upper()}, too"
+            yield error(f"channels.{name}", problem, "rename one of them")
