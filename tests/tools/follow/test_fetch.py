@@ -1,5 +1,6 @@
 """Fetching a job's model, and archives that may not be unpacked."""
 
+import errno
 import tarfile
 from pathlib import Path
 
@@ -62,6 +63,23 @@ def test_fetch_rejects_what_leads_out_or_is_damaged(aws, sent, tmp_path, body):
     with pytest.raises(UserError, match="archive"):
         fetch.fetch(sent.training_job_name, REGION, tmp_path / "models" / "x")
     assert not list((tmp_path / "models").iterdir()) and not list(tmp_path.glob("evil"))
+
+
+def test_an_archive_with_links_and_a_full_disk_have_their_own_errors(tmp_path, monkeypatch):
+    path = tmp_path / "model.tar.gz"
+    path.write_bytes(archive(("a", tarfile.REGTYPE, b"x"), ("b", tarfile.SYMTYPE, b"a")))
+    with pytest.raises(UserError) as raised:
+        fetch.unpack(path, tmp_path / "model")
+    assert raised.value.problem.startswith("the archive has symbolic links")
+    assert "copies" in raised.value.hint
+    path.write_bytes(archive(("a", tarfile.REGTYPE, b"x")))
+
+    def full(*args, **more):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tarfile.TarFile, "extractall", full)
+    with pytest.raises(OSError, match="No space left"):
+        fetch.unpack(path, tmp_path / "model")
 
 
 def test_fetch_rejects_a_model_with_a_file_named_output(aws, sent, tmp_path):

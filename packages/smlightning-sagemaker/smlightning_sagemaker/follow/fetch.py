@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from smlightning.errors import UserError, root_cause
+from smlightning.errors import UserError, is_disk_full, root_cause
 from smlightning_sagemaker.follow.follow import ENDED, describe
 from smlightning_sagemaker.job import aws
 
@@ -110,15 +110,21 @@ def unpack(archive: Path, target: Path) -> None:
     Symbolic links, which got past it (CVE-2025-4517), are rejected before.
 
     Raises:
-        UserError: the archive is damaged, too large for the disk, or rejected.
+        UserError: the archive is damaged or rejected.
+        OSError: the disk is full.
     """
     target.mkdir(parents=True, exist_ok=True)
     try:
         with tarfile.open(archive, "r:gz") as tar:
             if any(member.issym() for member in tar.getmembers()):
-                raise UserError("it holds symbolic links", "save copies of the files")
+                problem = "the archive has symbolic links, which can lead out of its folder"
+                raise UserError(problem, "save copies of the files in training")
             tar.extractall(target, filter="data")
+    except UserError:
+        raise
     except Exception as error:  # of crafted headers tarfile raises KeyError and MemoryError too
+        if is_disk_full(error):
+            raise
         raise UserError(
             f"the archive cannot be unpacked ({root_cause(error)})",
             "fetch it again, or check what training saved",
