@@ -50,18 +50,6 @@ class Project:
         """The packages that a job installs in addition to those of its image."""
         return self.src / "requirements.txt"
 
-    @property
-    def notebook(self) -> Path:
-        return self.root / "launch.ipynb"
-
-    @property
-    def pyproject(self) -> Path:
-        return self.root / "pyproject.toml"
-
-    @property
-    def tests(self) -> Path:
-        return self.root / "tests"
-
     def add_src_to_path(self) -> None:
         """Make the user's modules importable by their names, as in the training container."""
         if str(self.src) not in sys.path:

@@ -10,13 +10,12 @@ HOME = "us-east-1"  # the pricing service lives in few regions
 TIMEOUT_S = 3  # for a line of information
 
 
-def per_hour(region: str, instance_type: str, use: str = "Training") -> float:
-    """US dollars for one instance and hour on demand, from AWS's pricing service.
+def per_hour(region: str, instance_type: str) -> float:
+    """US dollars for one instance and hour of training on demand, from AWS's pricing service.
 
     Args:
         region: of the instances.
         instance_type: as ml.g5.xlarge.
-        use: Training or Hosting.
 
     Returns:
         0 if AWS has no price, or does not answer: without credentials or permission, or in a
@@ -33,7 +32,7 @@ def per_hour(region: str, instance_type: str, use: str = "Training") -> float:
         return 0.0
     prices: list[float] = []
     for product in map(json.loads, answer["PriceList"]):
-        if product["product"]["attributes"].get("platoinstancetype") == use:
+        if product["product"]["attributes"].get("platoinstancetype") == "Training":
             prices += on_demand_prices(product)
     return max(prices, default=0.0)
 
