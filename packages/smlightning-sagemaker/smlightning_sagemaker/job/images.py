@@ -99,7 +99,7 @@ class Profile:
 
 
 # docker/pytorch/2.13/cuda/uv.lock of github.com/aws/deep-learning-containers, read in November
-# 2026: what a requirements.txt asks for in vain there, or what pip would wrongly replace. Of images
+# 2026: what a requirements.txt lists in vain there, or what pip would wrongly replace. Of images
 # before 2.11 AWS publishes no lock file.
 _IN_2_13 = dict(
     pin.split("==")

@@ -125,7 +125,7 @@ def index(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding]
 
 
 def indexes(job: Job, body: dict[str, Any], project: Project) -> list[str]:
-    """Hosts that pip asks for packages in the container; none if it needs no index."""
+    """Hosts of the package indexes that pip uses in the container; none if it needs none."""
     if not requirements.asks_an_index(job, project):
         return []
     variables = {name: str(value) for name, value in body.get("Environment", {}).items()}

@@ -200,19 +200,19 @@ def denied(job: Job, body: dict[str, Any], needs: Needs) -> Iterator[Finding]:
     for action, resources in needs.items():
         if not resources:
             continue
-        refused = [
+        denials = [
             answer
             for answer in simulated(iam, arn, action, resources, job.region)
             if answer["EvalResourceDecision"] != "allowed"
         ]
-        if not refused:
+        if not denials:
             continue
-        where = ", ".join(answer["EvalResourceName"] for answer in refused)
+        where = ", ".join(answer["EvalResourceName"] for answer in denials)
         key, name = f"role.{action}", arn.rpartition("/")[2]
         problem = f"{name} may not {action} on {where}, so the job cannot {PURPOSES[action]}"
-        decisions = {answer["EvalResourceDecision"] for answer in refused}
-        unknown = {name for answer in refused for name in answer.get("MissingContextValues", [])}
-        if any(map(is_limited, refused)):
+        decisions = {answer["EvalResourceDecision"] for answer in denials}
+        unknown = {name for answer in denials for name in answer.get("MissingContextValues", [])}
+        if any(map(is_limited, denials)):
             limit = "a service control policy or the permissions boundary denies it"
             yield warning(key, f"{problem}: {limit}", "ask the account's administrators")
         elif unknown:

@@ -55,7 +55,7 @@ def create_hosts(plan: Plan, run: Path, restored: Path | None = None) -> list[Ho
     Args:
         restored: checkpoints of an earlier attempt, which SageMaker puts on every host.
     """
-    # Several hosts leave 127.0.0.1 free: a script that has written it in meets no other host.
+    # Several hosts leave 127.0.0.1 free: a script that has this address in its code then fails.
     first = 1 if plan.hosts == 1 else 2
     hosts = [Host(i, f"127.0.0.{i + first}", run / f"host-{i + 1}") for i in range(plan.hosts)]
     addresses = [host.address for host in hosts]

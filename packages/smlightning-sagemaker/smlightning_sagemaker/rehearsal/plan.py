@@ -72,7 +72,7 @@ class Plan:
     batches: int = 0  # limit for one epoch, validation and test; 0: train.py decides
     timeout: float = 1800.0  # seconds
     grace: float = 60.0  # seconds that the other hosts have to end after one has failed
-    port: int = DEFAULT_PORT  # where the ranks meet
+    port: int = DEFAULT_PORT  # MASTER_PORT
     real_mpirun: bool = False  # whether mpirun itself starts the ranks
 
     @property
