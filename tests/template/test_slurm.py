@@ -36,6 +36,7 @@ def by_srun(
     return project, project.run(*srun, *command, "by_srun", **cluster).stdout
 
 
+@pytest.mark.long
 def test_two_hosts_train_to_the_weights_of_torchrun(
     by_srun: tuple[Project, str], command: list[str]
 ) -> None:
