@@ -237,6 +237,26 @@ def test_an_import_that_nobody_provides_is_an_error(project: Project) -> None:
     assert not list(imports.imports(JOB, project))
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [(b"import torch\ndef f(:\n", "(line 2)"), (b"a = 1\0", "null bytes"), (b"\xff", "")],
+)
+def test_a_file_that_is_not_python_is_an_error(project: Project, text, problem) -> None:
+    """Also without a lock and in an unknown image."""
+    (project.src / "data.py").write_bytes(text)
+    project.requirements.write_text("rich\n")
+    own = JOB.replace(image="123456789012.dkr.ecr.us-east-1.amazonaws.com/team:1")
+    for job in (JOB, own):
+        (found,) = imports.imports(job, project)
+        assert (found.level, found.key) == ("error", "src/data.py")
+        assert found.problem.startswith("is not Python: ") and problem in found.problem
+
+
+def test_a_file_of_another_encoding_is_python(project: Project) -> None:
+    (project.src / "data.py").write_bytes(b"# coding: latin-1\nname = '\xe9'\n")
+    assert not list(imports.imports(JOB, project))
+
+
 @pytest.mark.parametrize("profile", PROFILES)
 def test_the_shipped_lock_pins_no_package_of_the_image(profile: str) -> None:
     job = JOB.replace(image=profile)

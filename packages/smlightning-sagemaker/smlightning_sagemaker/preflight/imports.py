@@ -1,10 +1,9 @@
-"""Modules that src/ imports: each is in requirements.txt, the image, src/ or Python itself."""
+"""src/ is Python; what it imports is in requirements.txt, the image, src/ or Python itself."""
 
 import ast
 import sys
 from collections.abc import Iterator
 from importlib.metadata import packages_distributions
-from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
@@ -24,36 +23,46 @@ MODULES_OF_THE_IMAGE = frozenset(
 
 
 def imports(job: Job, project: Project) -> Iterator[Finding]:
-    """Modules that src/ imports, and that neither the lock nor the image has.
+    """Files that are not Python; modules that neither the lock nor the image has.
 
-    A file without hashes does not name what its packages require, so it is not compared.
+    A requirements.txt without hashes does not name what its packages require, so nothing is
+    compared with it.
     """
+    files = list(source_archive.listed(project.src))
+    trees: dict[str, ast.Module] = {}
+    for path in files:
+        if path.suffix == ".py" and not path.is_symlink():
+            key = path.relative_to(project.src.parent).as_posix()
+            try:
+                trees[key] = ast.parse(path.read_bytes())
+            except (ValueError, SyntaxError, RecursionError) as failure:
+                yield not_python(key, failure)
     if not requirements.is_locked(project) or images.profile(job) is None:
         return
     listed = {*requirements.names(job, project), *requirements.packages_of(job)}
-    files = list(source_archive.listed(project.src))
     known = {*sys.stdlib_module_names, *MODULES_OF_THE_IMAGE}
     known |= {path.relative_to(project.src).parts[0].removesuffix(".py") for path in files}
     distributions = packages_distributions()
-    for path in files:
-        if path.suffix != ".py" or path.is_symlink():
-            continue
-        for module in sorted(imported_modules(path) - known):
+    for key, tree in trees.items():
+        for module in sorted(imported_modules(tree) - known):
             known.add(module)  # once
             packages = distributions.get(module, [module])
             if not listed & {canonicalize_name(package) for package in packages}:
-                key = path.relative_to(project.src.parent).as_posix()
                 problem = f"imports {module}, which neither requirements.txt nor the image has"
                 hint = f"name {packages[0]} in src/requirements.in, and run make lock"
                 yield error(key, problem, hint)
 
 
-def imported_modules(path: Path) -> set[str]:
+def not_python(key: str, failure: Exception) -> Finding:
+    """The finding for a file that Python cannot parse."""
+    reason = str(failure)
+    if isinstance(failure, SyntaxError):
+        reason = f"{failure.msg} (line {failure.lineno})"
+    return error(key, f"is not Python: {reason}", "correct it: training cannot import it")
+
+
+def imported_modules(tree: ast.Module) -> set[str]:
     """Top-level modules that a file needs; an import in `try` or `if` may be optional."""
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, SyntaxError, RecursionError):  # source.code reports it
-        return set()
     found: set[str] = set()
     nodes: list[ast.AST] = [tree]
     for node in nodes:
