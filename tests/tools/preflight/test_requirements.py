@@ -5,6 +5,7 @@ and not by this machine's. Every index here is a folder of the test's own.
 import hashlib
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -232,9 +233,29 @@ def test_an_import_that_nobody_provides_is_an_error(project: Project) -> None:
     project.requirements.write_text(f"rich==14.3.4 --hash=sha256:{'0' * 64}\n")
     found = list(imports.imports(JOB, project))
     assert levels(found) == ["error", "error"]
-    assert "name wandb in" in found[0].hint and "name PyYAML in" in found[1].hint
+    assert "name the package that has wandb in" in found[0].hint
+    assert "name PyYAML in" in found[1].hint
     project.requirements.write_text("rich\n")  # names no package that rich requires
     assert not list(imports.imports(JOB, project))
+
+
+def test_a_module_whose_package_may_be_one_that_is_not_installed_here_is_no_error(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the GitHub workflow: of the lock's packages, only what preflight needs is installed."""
+    (project.src / "data.py").write_text("import boto3, pytorch_lightning, PIL, wandb\n")
+    lock = ["pillow==12.3.0", "pytorch-lightning==2.6.5"]
+    project.requirements.write_text("".join(f"{pin} --hash=sha256:{'0' * 64}\n" for pin in lock))
+    monkeypatch.setattr(imports, "packages_distributions", lambda: {"boto3": ["boto3"]})
+    monkeypatch.setattr(imports, "distributions", lambda: [SimpleNamespace(name="boto3")])
+    found = list(imports.imports(JOB, project))
+    assert levels(found) == ["skipped", "skipped"]
+    assert "imports PIL" in found[0].problem and "imports wandb" in found[1].problem
+    assert not any("requirements.in" in each.hint for each in found)
+    installed = {"PIL": ["pillow"], "wandb": ["wandb"]}
+    monkeypatch.setattr(imports, "packages_distributions", lambda: installed)
+    (found_here,) = imports.imports(JOB, project)
+    assert found_here.level == "error" and "name wandb in" in found_here.hint
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,11 @@
 import ast
 import sys
 from collections.abc import Iterator
-from importlib.metadata import packages_distributions
+from importlib.metadata import distributions, packages_distributions
 
 from packaging.utils import canonicalize_name
 
-from smlightning_sagemaker.findings import Finding, error
+from smlightning_sagemaker.findings import Finding, error, skipped
 from smlightning_sagemaker.job import images, source_archive
 from smlightning_sagemaker.job.job import Job
 from smlightning_sagemaker.preflight import requirements
@@ -26,7 +26,7 @@ def imports(job: Job, project: Project) -> Iterator[Finding]:
     """Files that are not Python; modules that neither the lock nor the image has.
 
     A requirements.txt without hashes does not name what its packages require, so nothing is
-    compared with it.
+    compared with it. The package of a module is known only if it is installed here.
     """
     files = list(source_archive.listed(project.src))
     trees: dict[str, ast.Module] = {}
@@ -39,18 +39,27 @@ def imports(job: Job, project: Project) -> Iterator[Finding]:
                 yield not_python(key, failure)
     if not requirements.is_locked(project) or images.profile(job) is None:
         return
-    listed = {*requirements.names(job, project), *requirements.packages_of(job)}
+    locked = requirements.names(job, project)
+    listed = {*locked, *requirements.packages_of(job)}
     known = {*sys.stdlib_module_names, *MODULES_OF_THE_IMAGE}
     known |= {path.relative_to(project.src).parts[0].removesuffix(".py") for path in files}
-    distributions = packages_distributions()
+    providers = packages_distributions()
+    # Any of them may provide a module of another name, as pillow does PIL.
+    not_here = locked - {canonicalize_name(each.name) for each in distributions()}
     for key, tree in trees.items():
         for module in sorted(imported_modules(tree) - known):
             known.add(module)  # once
-            packages = distributions.get(module, [module])
-            if not listed & {canonicalize_name(package) for package in packages}:
-                problem = f"imports {module}, which neither requirements.txt nor the image has"
-                hint = f"name {packages[0]} in src/requirements.in, and run make lock"
-                yield error(key, problem, hint)
+            packages = providers.get(module, [module])
+            if listed & {canonicalize_name(package) for package in packages}:
+                continue
+            if module not in providers and not_here:
+                problem = f"imports {module}; no package that is installed here provides it"
+                yield skipped(key, problem, "run make preflight, which installs requirements.txt")
+                continue
+            # A module without a provider has no package's name: a stranger may own the equal one.
+            package = packages[0] if module in providers else f"the package that has {module}"
+            problem = f"imports {module}, which neither requirements.txt nor the image has"
+            yield error(key, problem, f"name {package} in src/requirements.in, and run make lock")
 
 
 def not_python(key: str, failure: Exception) -> Finding:
