@@ -12,17 +12,13 @@ import pytest
 
 from projects import TEMPLATE, Project, bake
 
+pytestmark = pytest.mark.long
 CHANNEL = "s3://bucket/data/"
 
 
 @pytest.fixture(
     scope="module",
-    params=[
-        pytest.param("image-classification", marks=pytest.mark.long),
-        pytest.param("image-to-text", marks=pytest.mark.long),
-        "language-model",
-        pytest.param("lora", marks=pytest.mark.long),
-    ],
+    params=["image-classification", "image-to-text", "language-model", "lora"],
 )
 def name(request: pytest.FixtureRequest) -> str:
     return request.param
@@ -54,7 +50,6 @@ def test_an_example_resumes_saves_and_answers(example: Project, name: str, tmp_p
     example.run(*CONTRACT, str(tmp_path / "contract"), "-k", f"not ({slow})")
 
 
-@pytest.mark.long
 def test_an_example_passes_the_contracts_slow_tests(example: Project, tmp_path: Path) -> None:
     """On two ranks, with other options, and rehearsed on two hosts."""
     slow = "reaches_one_rank[2] or ranks_agree or rehearsal or changes_something"
@@ -137,7 +132,6 @@ print(json.dumps([found["ddp"]["losses"], found["fsdp"]["losses"]]))
 """
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", ["language-model"], indirect=True)
 def test_fsdp_has_the_losses_of_ddp(example: Project, tmp_path: Path) -> None:
     """A Llama on two ranks."""
@@ -147,7 +141,6 @@ def test_fsdp_has_the_losses_of_ddp(example: Project, tmp_path: Path) -> None:
     assert fsdp == pytest.approx(ddp, abs=2e-5) and len(ddp) >= 12
 
 
-@pytest.mark.long
 def test_five_kills_change_no_bit_and_the_saved_model_is_fine_tuned(
     example: Project, tmp_path: Path
 ) -> None:
@@ -202,7 +195,6 @@ def assert_loads_without_code(example: Project, folder: Path) -> None:
     assert not (folder / "executed").exists()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", ["image-classification"], indirect=True)
 def test_the_classifier_reads_letters_in_unknown_typefaces(
     example: Project, tmp_path: Path
@@ -226,7 +218,6 @@ for split, copies in (("train", 64), ("validation", 1), ("test", 1)):
 """
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", ["image-to-text"], indirect=True)
 def test_a_batch_of_documents_is_learned_by_heart(example: Project, tmp_path: Path) -> None:
     """`generate` reads the four documents without error, the metric says so, the loss falls."""

@@ -88,6 +88,7 @@ def test_a_relative_path_to_data(
     assert_found(report, hosts_succeeded=r"No such file or directory: '\.\./data/points\.csv'")
 
 
+@pytest.mark.long
 def test_slips_of_a_lightning_script(
     project: Project, points: list[str], tmp_path: Path, without_sdk: dict[str, str]
 ) -> None:

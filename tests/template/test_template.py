@@ -133,6 +133,7 @@ def test_a_project_has_its_license(license: str, tmp_path: Path) -> None:
     assert tomllib.loads(made.read("pyproject.toml"))["project"]["license"]
 
 
+@pytest.mark.long
 def test_a_project_with_odd_answers_passes_its_own_tests(odd: Project) -> None:
     """The example's tests, and preflight: tests/runtime has the contract, on the same files."""
     command = ["python", "-m", "pytest", "-p", "no:cacheprovider", "-n", "0", "tests"]

@@ -73,6 +73,7 @@ def test_a_killed_process_leaves_no_damaged_data(tmp_path: Path) -> None:
     assert not list(place.glob(".*")), "what a killed process left is still there"
 
 
+@pytest.mark.long
 def test_a_full_disk_is_one_error(tmp_path: Path, words: Path) -> None:
     need(root=True)
     made = bake(tmp_path)
@@ -87,6 +88,7 @@ def test_a_full_disk_is_one_error(tmp_path: Path, words: Path) -> None:
     assert "No space left on device" in found.stderr and "Traceback" not in found.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("option", [["--dataset", "nowhere"], ["--model_name", "no/where"]])
 def test_an_unknown_name_without_network_is_one_error(option: list[str], project: Project) -> None:
     """The hub's client would retry for half a minute, and say something else."""
