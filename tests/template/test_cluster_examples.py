@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from projects import TEMPLATE, Project
+from smlightning_sagemaker.testing.processes import free_port
 
 SCHEMA = jsonschema.Draft202012Validator(
     json.loads(Path(__file__).with_name("kubernetes_schema.json").read_text())
@@ -42,7 +43,7 @@ def test_its_command_trains(project: Project, words: Path, tmp_path: Path) -> No
     program, script, output = container["command"]
     assert (program, script) == ("torchrun", "train.py")
     assert output.startswith("--output_dir=/mnt/volume/")
-    operators = {"PET_NNODES": "1", "PET_NPROC_PER_NODE": "2", "PET_MASTER_PORT": "0"}
+    operators = {"PET_NNODES": "1", "PET_NPROC_PER_NODE": "2", "PET_MASTER_PORT": str(free_port())}
     variables = {variable["name"]: variable["value"] for variable in container["env"]}
     command = ["python", "-m", "torch.distributed.run", f"src/{script}", "--dataset", str(words)]
     command += ["--output_dir", str(tmp_path), "--max_steps", "2"]

@@ -93,7 +93,7 @@ def one_process_with_a_channel(project: Project, words: Path, folder: Path) -> l
 def assert_one_process_read_the_channel(report: dict[str, Any], log: str) -> dict[str, float]:
     """Returns its metrics."""
     assert report["ok"]
-    assert "300 texts" in log, log
+    assert "train 240, validation 30, test 30" in log, log
     assert "\x1b" not in log, "neither colours nor a spinner without a terminal"
     assert "Training Env" not in log, "not the toolkit's listing of variables"
     return report["ranks"][0]["metrics"]
