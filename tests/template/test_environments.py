@@ -6,12 +6,15 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import venv
 from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
+import checkout
 from projects import ENVIRONMENT, Project, bake
 from smlightning_sagemaker.preflight import requirements
 
@@ -109,6 +112,15 @@ def test_every_installation_keeps_the_pinned_versions(tmp_path: Path) -> None:
     assert pins == expected and len(pins) > 50
 
 
+def test_the_workflows_lock_has_what_preflight_imports_and_runs() -> None:
+    """Without uv, preflight would skip whether src/requirements.txt fits the image."""
+    tools = tomllib.loads((checkout.PACKAGES[1] / "pyproject.toml").read_text())["project"]
+    needed = {Requirement(text).name for text in tools["dependencies"]}
+    lines = requirements.lines(checkout.PROJECT / ".github" / "requirements.txt")
+    locked = {found.name for found in map(requirements.requirement_of, lines) if found}
+    assert {*needed, "uv"} <= locked
+
+
 @pytest.mark.long
 def test_the_workflow_that_sends_jobs_installs_everything_with_hashes(
     tmp_path: Path,
@@ -124,7 +136,7 @@ def test_the_workflow_that_sends_jobs_installs_everything_with_hashes(
     venv.create(tmp_path / "venv", with_pip=True)
     path = os.pathsep.join([str(tmp_path / "venv" / "bin"), os.defpath])
     clean = {"PATH": path, "HOME": str(tmp_path)}
-    for step in (*steps[:2], "smlightning preflight --offline"):
+    for step in (*steps[:2], "uv --version", "smlightning preflight --offline"):
         ended = subprocess.run(
             ["sh", "-c", step], cwd=project.path, env=clean, capture_output=True, text=True
         )
