@@ -36,6 +36,7 @@ project: $(VENV)/.template
 	@$(BIN)/cookiecutter . --no-input --output-dir build > /dev/null  # its next steps are for another folder
 	@touch -r $(SOURCE)/pyproject.toml $(PROJECT)/pyproject.toml  # or a new copy would be installed again
 	@touch -r $(SOURCE)/src/requirements.txt $(PROJECT)/src/requirements.txt
+	@touch -r $(SOURCE)/.github/requirements.txt $(PROJECT)/.github/requirements.txt
 
 # One thread: a second one saves a quarter on a quiet machine, and costs a factor of ten on a busy one.
 demo: project  ## generate a project with default answers and train it on real data
@@ -45,7 +46,8 @@ demo: project  ## generate a project with default answers and train it on real d
 	  ARGS='"Île de la Réunion" Mittwoch "Κεντρική Αφρική" "южноафриканский рэнд" "saint helena-pund" 水曜日'
 	@echo; echo "Curves and confusion matrix: $(PROJECT)/outputs/*.png"
 
-$(VENV)/.tests: $(VENV)/.template $(SOURCE)/Makefile $(SOURCE)/pyproject.toml $(SOURCE)/src/requirements.txt
+$(VENV)/.tests: $(VENV)/.template $(SOURCE)/Makefile $(SOURCE)/pyproject.toml $(SOURCE)/src/requirements.txt \
+  $(SOURCE)/.github/requirements.txt
 	@$(MAKE) --no-print-directory project
 	@$(IN_PROJECT) setup
 	@$(INSTALL) --group tests

@@ -91,7 +91,7 @@ def test_requirements_are_installed_from_src_wherever_the_environment_lies(
 
 
 def test_every_installation_keeps_the_pinned_versions(tmp_path: Path) -> None:
-    """A requirements.txt with hashes is a constraint of each later installation."""
+    """Both locks are constraints of each later installation; hosts' versions win."""
     project = bake(tmp_path)
     steps = project.run("make", "-n", "setup", f"VENV={tmp_path}/made").stdout
     installs = re.findall(r"-m pip install [^&\n]*", steps.replace("\\\n", " "))
@@ -103,13 +103,38 @@ def test_every_installation_keeps_the_pinned_versions(tmp_path: Path) -> None:
         )
         ours = re.findall(r"\S*smlightning\S*", line)
         assert all(word.startswith(("./", "'./")) for word in ours), "an index may have the name"
-    (written,) = re.findall(r"^sed .* > .*pins.txt\"$", steps, re.M)
+    (written,) = re.findall(r"^awk .* > .*pins.txt\"$", steps, re.M)
+    workflow = project.path / ".github" / "requirements.txt"
+    workflow.write_text(re.sub(r"(?m)^rich==\S+", "rich==1.0", workflow.read_text()))
     (tmp_path / "made" / "bin").mkdir(parents=True)
     project.run("sh", "-c", written)
     pins = (tmp_path / "made/bin/pins.txt").read_text().splitlines()
-    lines = requirements.lines(project.path / "src" / "requirements.txt")
-    expected = [line.partition(" --hash")[0].strip() for line in lines if "whl" not in line]
-    assert pins == expected and len(pins) > 50
+    of_hosts = pinned(project.path / "src" / "requirements.txt")
+    names = {pin.partition("==")[0] for pin in of_hosts}
+    of_tools = [pin for pin in pinned(workflow) if pin.partition("==")[0] not in names]
+    assert pins == of_hosts + of_tools and len(of_hosts) > 50
+    assert "rich==1.0" in pinned(workflow)
+    assert {"boto3", "psutil", "pydantic", "uv"} <= {pin.partition("==")[0] for pin in of_tools}
+
+
+def pinned(path: Path) -> list[str]:
+    """The lines of a lock without their hashes, and without wheels by their path."""
+    lines = (line.partition(" --hash")[0].strip() for line in requirements.lines(path))
+    return [line for line in lines if ".whl" not in line]
+
+
+def test_what_a_laptop_installs_next_to_the_locks_has_exact_versions() -> None:
+    """Of uv and the tools' dependencies, .github/requirements.txt has the versions."""
+    locked = {
+        pin.partition("==")[0] for pin in pinned(checkout.PROJECT / ".github/requirements.txt")
+    }
+    text = (checkout.PROJECT / "pyproject.toml").read_text()
+    groups = tomllib.loads(text.partition("[dependency-groups]")[2].partition("\n[")[0])
+    tools = tomllib.loads((checkout.PACKAGES[1] / "pyproject.toml").read_text())["project"]
+    lists = [*groups.values(), *tools["optional-dependencies"].values(), tools["dependencies"]]
+    for wanted in map(Requirement, itertools.chain(*lists)):
+        exact = [each.operator for each in wanted.specifier] == ["=="]
+        assert exact or wanted.name in locked, str(wanted)
 
 
 def test_the_workflows_lock_has_what_preflight_imports_and_runs() -> None:
