@@ -1,4 +1,4 @@
-"""The modules of a network that FSDP2 gathers, and torch.compile compiles, one by one."""
+"""The modules of a network that FSDP2 gathers one by one."""
 
 from collections.abc import Iterator
 

@@ -7,7 +7,7 @@ The way of a row, in the order of the run:
 - `text`: texts as tokens: ``ByteTokenizer``, ``batch`` (a checkpoint's: `smlightning.pretrained`).
 - `prepared`: a folder written once per node: ``building``, ``seal``, ``load``.
 - `columns`: a batch from the stored Arrow columns: ``Lists``, ``numbers``.
-- `batches`: the samples of each global batch: ``loader``, ``pad``, ``leaves``.
+- `batches`: the samples of each global batch: ``loader``, ``pad``.
 
 For any loader, in training:
 
