@@ -84,7 +84,7 @@ if sys.argv[1] == "numpy":
                 ids, mask = batches.pad(flat, starts[at], lengths[at], 0)
                 label = torch.from_numpy(labels[at])
                 yield {"input_ids": ids, "attention_mask": mask, "label": label}
-    loader = Gather([share.rows for share in loader.sampler])
+    loader = Gather([batch.rows for batch in loader.sampler])
 if sys.argv[1] == "datasets":
     import torch
     def collate(samples):

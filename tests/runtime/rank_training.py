@@ -43,7 +43,7 @@ SIZE = 2
 
 def send_states(record: Callable[[Record], None]) -> None:
     """Send a loader's state to rank 0, longer the higher the rank; record the lengths it got."""
-    stateful.PIECE = 10
+    stateful.CHUNK = 10
     with session.session() as cluster:
         torch.distributed.init_process_group(
             "gloo", rank=cluster.rank, world_size=cluster.world_size

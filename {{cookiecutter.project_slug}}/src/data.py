@@ -38,7 +38,7 @@ class Data(pl.LightningDataModule):
 
     A batch is a dictionary of B samples, padded to the longest of them, L tokens:
     ``input_ids`` and ``attention_mask`` (B, L) int64; ``label`` (B,) int64; ``weight`` (B,)
-    float32, 0 for a filler that evens out the ranks, else 1; ``scale``: `batches.Share`.
+    float32, 0 for a filler that evens out the ranks, else 1; ``scale``: `batches.RankBatch`.
 
     Attributes:
         labels: names of the labels, after `setup`.
@@ -146,7 +146,7 @@ class Data(pl.LightningDataModule):
 
 
 class BatchDataset(torch.utils.data.Dataset):
-    """Gathers the rows of a `batches.Share` into the batch that `Data` describes."""
+    """Gathers the rows of a `batches.RankBatch` into the batch that `Data` describes."""
 
     def __init__(self, rows: datasets.Dataset, pad_id: int) -> None:
         self.tokens = columns.Lists(rows, "input_ids")
@@ -156,14 +156,14 @@ class BatchDataset(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, share: batches.Share) -> dict[str, Any]:
-        input_ids, mask = self.tokens.pad(share.rows, self.pad_id)
+    def __getitem__(self, batch: batches.RankBatch) -> dict[str, Any]:
+        input_ids, mask = self.tokens.pad(batch.rows, self.pad_id)
         return {
             "input_ids": input_ids,
             "attention_mask": mask,
-            "label": torch.from_numpy(self.labels[share.rows]),
-            "weight": share.weight(),
-            "scale": share.scale,
+            "label": torch.from_numpy(self.labels[batch.rows]),
+            "weight": batch.weight(),
+            "scale": batch.scale,
         }
 
 

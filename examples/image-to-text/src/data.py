@@ -26,7 +26,7 @@ NO_LABEL = -100  # of transformers
 
 class Data(pl.LightningDataModule):
     """A batch of B documents: ``pixel_values`` (B, 3, height, width) from -1 to 1; ``labels``
-    (B, L) the tokens of their texts, then NO_LABEL; ``weight`` and ``scale``: `batches.Share`.
+    (B, L) the tokens of their texts, then NO_LABEL; ``weight`` and ``scale``: `batches.RankBatch`.
     """
 
     def __init__(self, dataset: str = Options.dataset, **options: Any) -> None:
@@ -72,7 +72,7 @@ class Data(pl.LightningDataModule):
 
 @dataclass
 class Documents(Dataset):
-    """Gathers the rows of a `batches.Share` into the batch that `Data` describes."""
+    """Gathers the rows of a `batches.RankBatch` into the batch that `Data` describes."""
 
     rows: datasets.Dataset
     ids: list[list[int]]
@@ -81,15 +81,15 @@ class Documents(Dataset):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, share: batches.Share) -> dict[str, Any]:
-        rows, size = share.rows.tolist(), (self.options.height, self.options.width)
+    def __getitem__(self, batch: batches.RankBatch) -> dict[str, Any]:
+        rows, size = batch.rows.tolist(), (self.options.height, self.options.width)
         pixels = [images.pixels(self.rows[row]["image"], *size) for row in rows]
         labels = [torch.tensor(self.ids[row]) for row in rows]
         return {
             "pixel_values": torch.stack(pixels),
             "labels": pad_sequence(labels, batch_first=True, padding_value=NO_LABEL),
-            "weight": share.weight(),
-            "scale": share.scale,
+            "weight": batch.weight(),
+            "scale": batch.scale,
         }
 
 

@@ -32,7 +32,7 @@ TOGETHER = 1000  # texts packed together; the tokens after their last whole wind
 
 class Data(pl.LightningDataModule):
     """A batch of B windows of L tokens: ``input_ids`` (B, L); ``labels`` (B, L), the token after
-    each; ``weight`` and ``scale``: `batches.Share`.
+    each; ``weight`` and ``scale``: `batches.RankBatch`.
     """
 
     def __init__(self, dataset: str = Options.dataset, **options: Any) -> None:
@@ -66,20 +66,20 @@ class Data(pl.LightningDataModule):
 
 @dataclass
 class Windows(Dataset):
-    """Gathers the windows of a `batches.Share` into the batch that `Data` describes."""
+    """Gathers the windows of a `batches.RankBatch` into the batch that `Data` describes."""
 
     rows: datasets.Dataset
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, share: batches.Share) -> dict[str, Any]:
-        ids = torch.tensor(self.rows[share.rows.tolist()]["ids"])
+    def __getitem__(self, batch: batches.RankBatch) -> dict[str, Any]:
+        ids = torch.tensor(self.rows[batch.rows.tolist()]["ids"])
         return {
             "input_ids": ids[:, :-1],
             "labels": ids[:, 1:],
-            "weight": share.weight(),
-            "scale": share.scale,
+            "weight": batch.weight(),
+            "scale": batch.scale,
         }
 
 

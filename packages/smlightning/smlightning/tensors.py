@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-PIECE = 2**22  # numbers added up at a time
+CHUNK = 2**22  # numbers added up at a time
 
 
 def checksum(tensor: torch.Tensor) -> int:
@@ -23,8 +23,8 @@ def checksum(tensor: torch.Tensor) -> int:
     flat = values.contiguous().reshape(-1)
     integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     total = torch.zeros((), dtype=torch.int64, device=flat.device)
-    for piece in flat.view(integers[flat.element_size()]).split(PIECE):
-        total += piece.sum(dtype=torch.int64)  # copies the piece in int64
+    for chunk in flat.view(integers[flat.element_size()]).split(CHUNK):
+        total += chunk.sum(dtype=torch.int64)  # copies the chunk in int64
     return int(total) % 2**61
 
 

@@ -35,13 +35,13 @@ def test_every_sample_comes_once_on_any_number_of_ranks(
         order.set_epoch(epoch)
     assert {len(order) for order in ranks} == {len(alone)}
     seen: list[int] = []
-    for whole, *shares in zip(alone, *ranks, strict=True):
-        assert len({len(share.rows) for share in shares}) == 1, "ranks would wait for each other"
-        together = [row for share in shares for row in share.rows[: share.real]]
+    for whole, *parts in zip(alone, *ranks, strict=True):
+        assert len({len(part.rows) for part in parts}) == 1, "ranks would wait for each other"
+        together = [row for part in parts for row in part.rows[: part.real]]
         assert sorted(together) == sorted(whole.rows[: whole.real])
-        assert len(shares[0].rows) >= min(2, per_rank), "a rank with a single row"
+        assert len(parts[0].rows) >= min(2, per_rank), "a rank with a single row"
         # DDP's mean over ranks of (sum of losses × scale) is the mean over the global batch.
-        scales = {round(share.scale * len(together) / world_size, 9) for share in shares}
+        scales = {round(part.scale * len(together) / world_size, 9) for part in parts}
         assert scales == {1.0}
         seen += together
     assert sorted(seen) == list(range(len(lengths)))
@@ -50,7 +50,7 @@ def test_every_sample_comes_once_on_any_number_of_ranks(
 def rows_of(seed: int, epoch: int) -> list[list[int]]:
     order = GlobalBatches(range(1, 101), 8, seed=seed)
     order.set_epoch(epoch)
-    return [share.rows.tolist() for share in order]
+    return [part.rows.tolist() for part in order]
 
 
 def test_the_order_is_a_function_of_seed_and_epoch() -> None:
@@ -62,13 +62,13 @@ def test_the_order_is_a_function_of_seed_and_epoch() -> None:
 def test_batches_are_grouped_by_length() -> None:
     lengths = np.random.default_rng(0).integers(1, 100, 4096)
     order = GlobalBatches(lengths, 32, seed=0)
-    padded = sum(len(share.rows) * lengths[share.rows].max() for share in order)
+    padded = sum(len(part.rows) * lengths[part.rows].max() for part in order)
     assert padded < 1.1 * lengths.sum()  # in random order it is about 1.9
 
 
 def test_evaluation_begins_with_the_longest() -> None:
     lengths = np.random.default_rng(0).integers(1, 100, 100)
-    rows = np.concatenate([share.rows for share in GlobalBatches(lengths, 10)])
+    rows = np.concatenate([part.rows for part in GlobalBatches(lengths, 10)])
     assert (np.diff(lengths[rows]) <= 0).all()
 
 

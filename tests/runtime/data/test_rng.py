@@ -109,7 +109,7 @@ def test_the_users_loader_and_data_set_are_not_changed() -> None:
 
 
 def test_epoch_and_generator_of_a_row_outside_a_loader() -> None:
-    rng._place = rng.Place()
+    rng._position = rng.BatchPosition()
     assert rng.epoch() == 0
     assert rng.generator(3).random() == rng.generator(3).random()
     assert rng.generator(3).random() != rng.generator(4).random()

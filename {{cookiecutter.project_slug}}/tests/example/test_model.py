@@ -26,15 +26,15 @@ def configured(classes: int = 3, **options: Any) -> model.Model:
     return module
 
 
-def shares(texts: list[str], labels: list[int], world_size: int) -> list[dict[str, Any]]:
+def rank_batches(texts: list[str], labels: list[int], world_size: int) -> list[dict[str, Any]]:
     """Each rank's part of one global batch."""
     parts = []
     for rank in range(world_size):
         lengths = [len(string) for string in texts]
-        (share,) = GlobalBatches(lengths, len(texts), rank, world_size)
-        part = text.batch([texts[row] for row in share.rows], BYTES, 99)
-        label = torch.tensor([labels[row] for row in share.rows])
-        parts.append({**part, "label": label, "weight": share.weight(), "scale": share.scale})
+        (batch,) = GlobalBatches(lengths, len(texts), rank, world_size)
+        part = text.batch([texts[row] for row in batch.rows], BYTES, 99)
+        label = torch.tensor([labels[row] for row in batch.rows])
+        parts.append({**part, "label": label, "weight": batch.weight(), "scale": batch.scale})
     return parts
 
 
@@ -84,11 +84,11 @@ def test_gradients_of_many_ranks_are_those_of_one(world_size: int, size: int) ->
         torch.stack(losses).mean().backward()
         return torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None])
 
-    (whole,) = shares(texts, labels, 1)
+    (whole,) = rank_batches(texts, labels, 1)
     mean = F.cross_entropy(module(whole), whole["label"])
     torch.testing.assert_close(module.training_step(whole, 0), mean)
     one = gradient([whole])
-    many = gradient(shares(texts, labels, world_size))
+    many = gradient(rank_batches(texts, labels, world_size))
     torch.testing.assert_close(many, one, atol=1e-6, rtol=1e-5)
 
 
@@ -96,7 +96,7 @@ def test_fillers_are_counted_by_no_metric() -> None:
     results = []
     for world_size in (1, 4):  # 4 ranks, 3 samples: one rank has nothing but a filler
         module = configured().eval()
-        for part in shares(["x", "yy", "zzz"], [0, 1, 2], world_size):
+        for part in rank_batches(["x", "yy", "zzz"], [0, 1, 2], world_size):
             module.validation_step(part, 0)
         values = [module.mean_loss.compute(), *module.confusion.compute().flatten()]
         results.append([float(value) for value in values])

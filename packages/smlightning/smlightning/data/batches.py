@@ -1,9 +1,9 @@
-"""Global batches: the samples of each batch of an epoch, and each rank's share of them.
+"""Global batches: the samples of each batch of an epoch, and each rank's part of them.
 
     def train_dataloader(self):                # in a LightningDataModule
         return batches.loader(dataset, lengths, batch_size, self.trainer, seed)
 
-where ``dataset[share]`` makes a batch of a :class:`Share`.
+where ``dataset[batch]`` makes a batch of a :class:`RankBatch`.
 """
 
 from collections.abc import Iterator, Sequence, Sized
@@ -21,7 +21,7 @@ from smlightning.errors import UserError
 POOL = 32
 
 
-class Share(NamedTuple):
+class RankBatch(NamedTuple):
     """One rank's part of a global batch.
 
     Attributes:
@@ -41,8 +41,8 @@ class Share(NamedTuple):
         return torch.from_numpy(is_sample.astype(np.float32))
 
 
-class GlobalBatches(torch.utils.data.DistributedSampler[Share]):
-    """This rank's shares of the global batches of an epoch: a function of (seed, epoch).
+class GlobalBatches(torch.utils.data.DistributedSampler[RankBatch]):
+    """This rank's parts of the global batches of an epoch: a function of (seed, epoch).
 
     The global batches do not depend on the world size. Samples of similar length are batched
     together. Every rank gets equally many rows of each batch, and at least two if whole batches
@@ -97,24 +97,24 @@ class GlobalBatches(torch.utils.data.DistributedSampler[Share]):
             pool[:] = pool[np.argsort(self.lengths[pool], kind="stable")]
         return order, rng.permutation(numbers)
 
-    def __iter__(self) -> Iterator[Share]:
+    def __iter__(self) -> Iterator[RankBatch]:
         size = self.global_batch
         order, numbers = self.order()
         for number in numbers:
-            yield from self._shares(order[number * size : (number + 1) * size])
+            yield from self._rank_batches(order[number * size : (number + 1) * size])
 
-    def _shares(self, batch: np.ndarray) -> Iterator[Share]:
-        """This rank's shares of a global batch: one, or as many as are accumulated."""
+    def _rank_batches(self, global_batch: np.ndarray) -> Iterator[RankBatch]:
+        """This rank's parts of a global batch: one, or as many as are accumulated."""
         parts = self.num_replicas * self.accumulate
-        # Rows of each share: as many as the largest needs, and two if a whole batch has two.
-        many = max(-(-len(batch) // parts), min(2, -(-self.global_batch // parts)))
+        # Rows of each part: as many as the largest needs, and two if a whole batch has two.
+        many = max(-(-len(global_batch) // parts), min(2, -(-self.global_batch // parts)))
         for part in range(self.rank, parts, self.num_replicas):
-            samples = batch[part::parts]
+            samples = global_batch[part::parts]
             rows = samples
             if len(samples) < many:
-                fillers = np.resize(batch, many - len(samples))
+                fillers = np.resize(global_batch, many - len(samples))
                 rows = np.concatenate([samples, fillers])
-            yield Share(rows, len(samples), parts / len(batch))
+            yield RankBatch(rows, len(samples), parts / len(global_batch))
 
 
 def loader(
@@ -125,10 +125,10 @@ def loader(
     seed: int | None = None,
     num_workers: int = -1,
 ) -> DataLoader:
-    """A loader of this rank's share of every global batch; without a trainer, for a single rank.
+    """A loader of this rank's part of every global batch; without a trainer, for a single rank.
 
     Args:
-        dataset: ``dataset[share]`` makes a batch of a :class:`Share`.
+        dataset: ``dataset[batch]`` makes a batch of a :class:`RankBatch`.
         lengths: tokens of each sample, (N,); ones if samples have no length.
         batch_size: samples per rank and batch.
         seed: for the order in training; None for evaluation.

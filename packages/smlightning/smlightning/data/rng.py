@@ -6,8 +6,8 @@ epoch, row): on any rank, in any loader worker, and after a resume.
 
 A data set with its own generator, or one that gathers a batch at once, calls:
 
-    def __getitem__(self, share):
-        noise = np.stack([rng.generator(row).normal(size=8) for row in share.rows])
+    def __getitem__(self, batch):
+        noise = np.stack([rng.generator(row).normal(size=8) for row in batch.rows])
 """
 
 import copy
@@ -24,7 +24,7 @@ import torch
 from pytorch_lightning.utilities.combined_loader import CombinedLoader
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
-from smlightning.data.batches import Share
+from smlightning.data.batches import RankBatch
 
 ORDER, ROW, BATCH, OWN, STREAM, STEP, FETCH = range(7)  # the uses of random numbers
 ALIKE = 2  # batches of a run for which streams have the same random numbers on all ranks
@@ -32,8 +32,8 @@ MASK = 2**64 - 1
 LIBRARIES = ("torch", "torchdata", "pytorch_lightning", "lightning_fabric")
 
 
-class Place(NamedTuple):
-    """The place of a batch in a run.
+class BatchPosition(NamedTuple):
+    """The position of a batch in a run.
 
     Attributes:
         seed: of the run.
@@ -54,16 +54,16 @@ class Place(NamedTuple):
         return self.seed, self.epoch, self.turn
 
 
-class Fetch(NamedTuple):
+class FetchRequest(NamedTuple):
     """A loader's request to its data set.
 
     Attributes:
-        place: of the batch.
+        position: of the batch.
         index: from the sampler: a list of rows, or the index of a whole batch.
         again: positions in ``index`` of rows that came before on this rank in this epoch.
     """
 
-    place: Place
+    position: BatchPosition
     index: Any
     again: tuple[int, ...] = ()
 
@@ -83,17 +83,17 @@ class Start:
     checksum: int | None = None
 
 
-_place = Place()  # of the batch that this process is fetching
+_position = BatchPosition()  # of the batch that this process is fetching
 
 
 def epoch() -> int:
     """The epoch of the current batch, also in persistent loader workers."""
-    return _place.epoch
+    return _position.epoch
 
 
 def generator(row: int) -> np.random.Generator:
     """A row's generator in this epoch: a function of (seed, epoch, row)."""
-    return np.random.default_rng(mix(OWN, *_place.of_all_ranks, int(row)))
+    return np.random.default_rng(mix(OWN, *_position.of_all_ranks, int(row)))
 
 
 def mix(*numbers: int, before: int = 0) -> int:
@@ -145,43 +145,43 @@ class SeededDataset(Dataset):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, fetch: Any) -> Any:
+    def __getitem__(self, request: Any) -> Any:
         """A whole batch of a loader without ``batch_size``, or a row for any other index."""
-        if not isinstance(fetch, Fetch):
-            return self.dataset[fetch]
-        _enter(fetch)
-        _seed_batch(fetch)
-        return self.dataset[fetch.index]
+        if not isinstance(request, FetchRequest):
+            return self.dataset[request]
+        _enter(request)
+        _seed_batch(request)
+        return self.dataset[request.index]
 
-    def __getitems__(self, fetch: Fetch) -> Sequence[Any]:
+    def __getitems__(self, request: FetchRequest) -> Sequence[Any]:
         """The samples of a batch; afterwards the generators are the batch's, for ``collate_fn``."""
-        _enter(fetch)
+        _enter(request)
         if _gathers(self.dataset):
-            _seed_batch(fetch)
-            return self.dataset.__getitems__(fetch.index)
+            _seed_batch(request)
+            return self.dataset.__getitems__(request.index)
         samples = []
-        for row, number in zip(fetch.index, _numbers_of_rows(fetch), strict=True):
+        for row, number in zip(request.index, _numbers_of_rows(request), strict=True):
             seed_generators(number)
             samples.append(self.dataset[row])
-        _seed_batch(fetch)
+        _seed_batch(request)
         return samples
 
 
-def _enter(fetch: Fetch) -> None:
-    global _place
-    _place = fetch.place
+def _enter(request: FetchRequest) -> None:
+    global _position
+    _position = request.position
 
 
-def _seed_batch(fetch: Fetch) -> None:
-    seed_generators(mix(BATCH, *fetch.place.of_all_ranks, number_of(fetch.index)))
+def _seed_batch(request: FetchRequest) -> None:
+    seed_generators(mix(BATCH, *request.position.of_all_ranks, number_of(request.index)))
 
 
-def _numbers_of_rows(fetch: Fetch) -> Iterator[int]:
-    of_all = mix(ROW, *fetch.place.of_all_ranks)
-    for position, row in enumerate(fetch.index):
+def _numbers_of_rows(request: FetchRequest) -> Iterator[int]:
+    of_all = mix(ROW, *request.position.of_all_ranks)
+    for at, row in enumerate(request.index):
         number = mix(number_of(row), before=of_all)
-        if position in fetch.again:
-            number = mix(fetch.place.rank, fetch.place.batch, position, before=number)
+        if at in request.again:
+            number = mix(request.position.rank, request.position.batch, at, before=number)
         yield number
 
 
@@ -193,7 +193,7 @@ def _gathers(dataset: Any) -> bool:
 
 
 class IndexStream:
-    """The batches of a loader's sampler with their places; skips those done before a resume.
+    """The batches of a loader's sampler with their positions; skips those done before a resume.
 
     Other attributes are the sampler's.
 
@@ -232,52 +232,52 @@ class IndexStream:
     def __len__(self) -> int:
         return len(self.sampler)
 
-    def __iter__(self) -> Iterator[Fetch]:
+    def __iter__(self) -> Iterator[FetchRequest]:
         if not self.training:
-            yield from self._fetches(0)
+            yield from self._requests(0)
             return
         start = self.start()
         began_before = self.epoch == start.epoch
         self.turn = self.turn + 1 if began_before else 0
         self.epoch = start.epoch
-        tell_epoch(self.sampler, start.epoch)
+        set_epoch(self.sampler, start.epoch)
         done = 0 if began_before else start.batches
         batches = length_of(self.sampler)
         if 0 < batches < done:  # another loader is longer
             self.turn, done = divmod(done, batches)
-        for fetch in self._fetches(done):
+        for request in self._requests(done):
             if done and start.checksum is not None:
                 self._compare(start.checksum, done)
                 done = 0
-            yield fetch
+            yield request
 
-    def _fetches(self, done: int) -> Iterator[Fetch]:
+    def _requests(self, done: int) -> Iterator[FetchRequest]:
         """All batches of an iteration except the first ``done``."""
-        place = Place(self.seed, max(self.epoch, 0), self.rank, self.turn)
+        position = BatchPosition(self.seed, max(self.epoch, 0), self.rank, self.turn)
         checksum, seen = 0, bytearray()
         self.checksums = {0: 0}
         iterator = None
         for sampler in with_inner(self.sampler):
             generator = getattr(sampler, "generator", None)
             if library_of(sampler) in LIBRARIES and generator:  # it continues from epoch to epoch
-                generator.manual_seed(mix(ORDER, *place.of_all_ranks) >> 1)
+                generator.manual_seed(mix(ORDER, *position.of_all_ranks) >> 1)
         for batch in itertools.count():
             # Before each batch: a sampler's random numbers then do not depend on how far loader
             # workers are ahead of training.
-            seed_generators(mix(ORDER, *place.of_all_ranks, batch))
+            seed_generators(mix(ORDER, *position.of_all_ranks, batch))
             try:
                 iterator = iterator or iter(self.sampler)
                 index = next(iterator)
             except StopIteration:
                 return
             again = _repeated(index, seen, self.rows)
-            # The rows of a share depend on the number of ranks. Its order depends on options that
-            # a resumed run must not change.
-            content = b"" if isinstance(index, Share) else _content(index)
+            # The rows of a RankBatch depend on the number of ranks, and its order depends on
+            # options that a resumed run must not change.
+            content = b"" if isinstance(index, RankBatch) else _content(index)
             checksum = zlib.crc32(content, checksum)
             self.checksums[batch + 1] = checksum
             if batch >= done:
-                yield Fetch(place._replace(batch=batch), index, again)
+                yield FetchRequest(position._replace(batch=batch), index, again)
 
     def _compare(self, before: int, done: int) -> None:
         """Print a line if the order of a resumed epoch differs."""
@@ -305,7 +305,7 @@ def with_inner(sampler: Any) -> list[Any]:
     return [sampler for sampler in samplers if sampler is not None]
 
 
-def tell_epoch(sampler: Any, number: int) -> None:
+def set_epoch(sampler: Any, number: int) -> None:
     """Call ``set_epoch``; Lightning calls it only after loader workers began to fetch."""
     for part in with_inner(sampler):
         if callable(getattr(part, "set_epoch", None)):
@@ -344,7 +344,7 @@ def _repeated(rows: Any, seen: bytearray, most: int) -> tuple[int, ...]:
 
 def _content(index: Any) -> bytes:
     """The rows of a batch as bytes that do not depend on the batch size."""
-    if isinstance(index, Share):
+    if isinstance(index, RankBatch):
         return index.rows.tobytes()
     try:
         return np.asarray(index, np.int64).tobytes()

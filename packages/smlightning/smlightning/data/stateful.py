@@ -26,7 +26,7 @@ from smlightning.data import rng
 from smlightning.errors import UserError
 
 BEGIN = -1  # in place of a batch's number: the creation of an iterator
-PIECE = 2**22  # characters of a state that a rank sends at once
+CHUNK = 2**22  # characters of a state that a rank sends at once
 
 
 class StatefulLoader:
@@ -83,7 +83,7 @@ class StatefulLoader:
         self.epoch = epoch
         within = self._load()
         for sampler in _samplers(self.loader):
-            rng.tell_epoch(sampler, epoch)
+            rng.set_epoch(sampler, epoch)
         if getattr(self.loader, "num_workers", 0):
             numbers = (self.seed, epoch, self.turn)
             self.loader.worker_init_fn = partial(_seed_worker, self.worker_init_fn, numbers)
@@ -237,11 +237,11 @@ def states_of_ranks(loaders: Sequence[StatefulLoader], batches: int) -> list[dic
         "facts": [_facts(loader) for loader in loaders],
     }
     text = base64.b64encode(_encoded(of_this_rank)).decode()
-    pieces = []  # for each, those of all ranks
+    chunks = []  # for each, those of all ranks
     while collectives.any_rank(bool(text)):
-        pieces.append(exchange.to_rank_0("states of loaders", text[:PIECE]))
-        text = text[PIECE:]
-    contents = map("".join, zip(*pieces, strict=True))
+        chunks.append(exchange.to_rank_0("states of loaders", text[:CHUNK]))
+        text = text[CHUNK:]
+    contents = map("".join, zip(*chunks, strict=True))
     return [torch_files.load(base64.b64decode(content)) for content in contents]
 
 
