@@ -71,7 +71,7 @@ class Job:
         self.started = time.monotonic()
         self.ranks: list[forked.Rank] = []
         code = RUN.format(folder=str(folder), script=script)
-        env = {**os.environ, "DIST_MEET_SECONDS": "40", "PYTHONPATH": os.pathsep.join(PATHS)}
+        env = {**os.environ, "DIST_CONNECT_SECONDS": "40", "PYTHONPATH": os.pathsep.join(PATHS)}
         if ranks > 1:
             env |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
             env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}

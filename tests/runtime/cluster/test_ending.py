@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from smlightning.cluster import ending
-from smlightning.cluster.ending import End
+from smlightning.cluster.ending import RankOutcome
 from smlightning.cluster.location import Cluster
 from smlightning.cluster.store import Ranks
 from smlightning.errors import UserError
@@ -26,10 +26,10 @@ THREE = Cluster(
     main_address="a",
     main_port=7777,
 )
-LOST = End(1, "lost", "rank 1 on host b failed: RuntimeError: gloo")
-FAILED = End(0, "failed", "rank 0 on host a failed: ValueError: 7")
-STOPPED = End(2, "stopped", "rank 2 on host c was stopped")
-HUNG = End(0, "hung", "no progress for 9 s", "compare", "step 4, data.py:7 f")
+LOST = RankOutcome(1, "lost", "rank 1 on host b failed: RuntimeError: gloo")
+FAILED = RankOutcome(0, "failed", "rank 0 on host a failed: ValueError: 7")
+STOPPED = RankOutcome(2, "stopped", "rank 2 on host c was stopped")
+HUNG = RankOutcome(0, "hung", "no progress for 9 s", "compare", "step 4, data.py:7 f")
 
 
 @pytest.mark.parametrize(
@@ -39,9 +39,9 @@ HUNG = End(0, "hung", "no progress for 9 s", "compare", "step 4, data.py:7 f")
         ([STOPPED, FAILED, LOST], [], "stopped", "rank 2 on host c was stopped"),
         ([FAILED, STOPPED, LOST], [], "failed", "rank 0 on host a failed: ValueError: 7"),
         ([LOST], [0, 2], "failed", "rank 0 on host a, rank 2 on host c exited without an error"),
-        ([LOST, End(0, "done")], [], "lost", "rank 1 on host b failed: RuntimeError: gloo"),
+        ([LOST, RankOutcome(0, "done")], [], "lost", "rank 1 on host b failed: RuntimeError: gloo"),
         (
-            [HUNG, End(1, "hung", seen="step 5, x.py:1 g")],
+            [HUNG, RankOutcome(1, "hung", seen="step 5, x.py:1 g")],
             [2],
             "hung",
             "no progress for 9 s: rank 2 on host c does not answer, rank 0 on host a was in step "
@@ -50,14 +50,14 @@ HUNG = End(0, "hung", "no progress for 9 s", "compare", "step 4, data.py:7 f")
     ],
 )
 def test_the_first_cause_wins_then_ranks_that_said_nothing(
-    found: list[End], silent: list[int], kind: str, words: str
+    found: list[RankOutcome], silent: list[int], kind: str, words: str
 ) -> None:
-    cause = ending._cause(LOST, THREE, {end.rank: end for end in found}, silent)
+    cause = ending._cause(LOST, THREE, {outcome.rank: outcome for outcome in found}, silent)
     assert cause.kind == kind and cause.problem.startswith(words), cause
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SM_OUTPUT_DIR", str(tmp_path))
     monkeypatch.setattr(ending, "_state", ending._State(ranks=Ranks(THREE)))
     monkeypatch.setattr(ending.signal, "signal", lambda *_: None)
@@ -65,7 +65,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_failure_file_has_rank_host_line_and_cause_and_the_first_one_stays(
-    place: Path, monkeypatch: pytest.MonkeyPatch
+    failure: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def forward() -> None:
         raise KeyError("x")
@@ -74,18 +74,18 @@ def test_the_failure_file_has_rank_host_line_and_cause_and_the_first_one_stays(
         with pytest.raises((KeyError, ZeroDivisionError)) as caught:
             raising()
         assert ending.end(caught.value) is caught.value
-    text = place.read_text()
+    text = failure.read_text()
     assert text.startswith("rank 1 on host b failed: test_ending.py:")
     assert text.endswith("forward: KeyError: 'x'")
-    place.unlink()
-    monkeypatch.setenv("SM_OUTPUT_DIR", str(place / "missing"))
+    failure.unlink()
+    monkeypatch.setenv("SM_OUTPUT_DIR", str(failure / "missing"))
     ending.end(KeyError("a folder that is missing is no error of its own"))
     monkeypatch.delenv("SM_OUTPUT_DIR")
     ending.end(KeyError("outside SageMaker nothing is written"))
-    assert not place.exists()
+    assert not failure.exists()
 
 
-def test_a_full_disk_hides_no_cause(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_hides_no_cause(failure: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -103,20 +103,20 @@ def test_a_full_disk_hides_no_cause(place: Path, monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_a_mistake_is_a_sentence_and_other_errors_keep_their_stack_trace(
-    error: BaseException, said: str, place: Path, capsys: pytest.CaptureFixture[str]
+    error: BaseException, said: str, failure: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def job() -> None:
         raise error
 
     assert ending.run(job) == 1
     printed = capsys.readouterr().err
-    assert printed.startswith(said) and place.exists()
+    assert printed.startswith(said) and failure.exists()
     assert ("Traceback" in printed) == isinstance(error, KeyError)
 
 
-def test_an_error_that_a_stop_led_to_ends_as_the_stop(place: Path) -> None:
+def test_an_error_that_a_stop_led_to_ends_as_the_stop(failure: Path) -> None:
     stopped = ending.Stopped()
     assert ending.stopped_at() < math.inf and stopped.code == ending.STOPPED
     assert isinstance(ending.end(FileNotFoundError("it hides the stop")), ending.Stopped)
     assert ending.report(ImportError("half imported"), 1) == ending.STOPPED
-    assert not place.exists()
+    assert not failure.exists()

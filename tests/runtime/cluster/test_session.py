@@ -1,4 +1,4 @@
-"""A job's ranks meet, exchange values, and end together, whatever ends one of them."""
+"""A job's ranks connect, exchange values, and end together, whatever ends one of them."""
 
 import json
 import os
@@ -35,18 +35,18 @@ try:
 except errors.UserError as error:
     sys.exit(f"{error} after {time.monotonic() - started:.0f} s")
 """
-LIMIT = 8  # seconds in which the ranks have to meet
+LIMIT = 8  # seconds in which the ranks have to connect
 
 
-def test_all_ranks_meet_and_one_that_differs_or_is_missing_ends_all(tmp_path: Path) -> None:
+def test_all_ranks_connect_and_one_that_differs_or_is_missing_ends_all(tmp_path: Path) -> None:
     """All cases at once: most of their time is waiting."""
     cases: dict[str, dict[str, Any]] = {
-        "all": {"DIST_MEET_SECONDS": "100"},
-        "another torch": {"DIST_MEET_SECONDS": "100", "ANOTHER_TORCH": "2"},
-        "wrong limit": {"DIST_MEET_SECONDS": "soon"},
-        "without rank 3": {"DIST_MEET_SECONDS": str(LIMIT), "absent": 3},
-        "without rank 0": {"DIST_MEET_SECONDS": str(LIMIT), "absent": 0},
-        "silent rank 0": {"DIST_MEET_SECONDS": str(LIMIT), "SILENT": "0"},
+        "all": {"DIST_CONNECT_SECONDS": "100"},
+        "another torch": {"DIST_CONNECT_SECONDS": "100", "ANOTHER_TORCH": "2"},
+        "wrong limit": {"DIST_CONNECT_SECONDS": "soon"},
+        "without rank 3": {"DIST_CONNECT_SECONDS": str(LIMIT), "absent": 3},
+        "without rank 0": {"DIST_CONNECT_SECONDS": str(LIMIT), "absent": 0},
+        "silent rank 0": {"DIST_CONNECT_SECONDS": str(LIMIT), "SILENT": "0"},
     }
     jobs = {
         name: forked.start_ranks(SESSION, tmp_path / name, 4, hosts=2, **more)
@@ -65,7 +65,7 @@ def test_all_ranks_meet_and_one_that_differs_or_is_missing_ends_all(tmp_path: Pa
     assert len(table) == 6 and table[4].startswith("algo-2") and "launcher: torchrun" in table[5]
     words = {
         "another torch": "rank 2 on host algo-2 has torch 1.0, lightning",
-        "wrong limit": "DIST_MEET_SECONDS is 'soon'",
+        "wrong limit": "DIST_CONNECT_SECONDS is 'soon'",
         "without rank 3": f"rank 3 on host algo-2 did not connect within {LIMIT} s",
         "without rank 0": "rank 0 on host algo-1 did not connect at 127.0.0.1",
         "silent rank 0": "rank 0 on host algo-1 did not connect within",
@@ -150,7 +150,8 @@ def rank():
             if cluster.rank == 1:
                 raise ValueError("the first attempt's")
             time.sleep(60)  # the agent ends it
-        causes = [end for end in ending.ends(ending.ranks().store).values() if end.kind != "done"]
+        outcomes = ending.outcomes(ending.ranks().store).values()
+        causes = [outcome for outcome in outcomes if outcome.kind != "done"]
         print("earlier causes:", causes, flush=True)
 config = LaunchConfig(1, 1, 2, rdzv_backend="static", rdzv_endpoint=f"127.0.0.1:{sys.argv[1]}",
                       rdzv_configs={"rank": 0}, run_id="none", max_restarts=1,
@@ -161,7 +162,7 @@ elastic_launch(config, rank)()
 
 def test_a_session_ignores_the_attempt_and_the_session_before(tmp_path: Path) -> None:
     """torchrun's agent keeps the store meanwhile. Its ranks are forked."""
-    environment = dict(of_tests(os.environ), CUDA_VISIBLE_DEVICES="", DIST_MEET_SECONDS="60")
+    environment = dict(of_tests(os.environ), CUDA_VISIBLE_DEVICES="", DIST_CONNECT_SECONDS="60")
     agent = forked.start(RESTARTED, tmp_path / "log", environment, str(free_port()))
     status, said = agent.wait(200)
     assert status == 0 and said.count("earlier causes: []") == 2, said

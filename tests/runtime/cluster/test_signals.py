@@ -69,7 +69,7 @@ def test_a_second_signal_ends_at_once() -> None:
 
 
 def test_native_code_that_does_not_return_is_ended() -> None:
-    """Python's handler never runs here: the main thread waits in C, as when the ranks meet."""
+    """Python's handler never runs here: the main thread waits in C, as when the ranks connect."""
     code = (
         "from smlightning.cluster import signals; import threading, ctypes; "
         "signals.install(); print('ready', flush=True); "

@@ -21,7 +21,7 @@ from smlightning.cluster import session, smddp
 
 
 def before(cut: set[str]) -> None:
-    """Cut what has to be cut before the ranks meet."""
+    """Cut what has to be cut before the ranks connect."""
     if "rank-swapped" in cut:
         locate = session.locate
 

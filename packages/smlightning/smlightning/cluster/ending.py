@@ -1,8 +1,8 @@
 """Ends a rank: failure file, the other ranks, the process group, exit status. Needs no torch.
 
-Each rank that ends appends an `End` to one list in the ranks' store. The first one that is a cause
-is the cause on every rank, whatever errors the others get from it. A rank that has appended nothing
-CAUSE_SECONDS after another one was killed.
+Each rank that ends appends its `RankOutcome` to one list in the ranks' store. The first one that is
+a cause is the cause on every rank, whatever errors the others get from it. A rank without an
+outcome CAUSE_SECONDS after another one's counts as killed.
 
 `end` is for the main thread, and returns the error to raise. `exit_now` is for other threads, while
 the main thread waits in native code or in a collective: a second signal, a hang, a lost rank.
@@ -30,14 +30,14 @@ from smlightning.cluster.location import Cluster, ClusterError
 from smlightning.cluster.store import Ranks, RankStore
 
 STOPPED = 128 + signal.SIGTERM  # the status of a process that a signal stopped
-ENDS = "ends"  # the key of the list
+OUTCOMES = "outcomes"  # the key of the list
 CAUSES = ("failed", "hung", "stopped")
 POLL_SECONDS = 0.05  # how often a waiting rank looks at the store
 FOLLOW_SECONDS = 1.0  # how often any rank looks whether another one ended
-CAUSE_SECONDS = 5.0  # in which the other ranks tell how they ended, after a failure
+CAUSE_SECONDS = 5.0  # in which the other ranks report how they ended, after a failure
 LINGER_SECONDS = 0.5  # rank 0 may keep the store: it stays so long for the others to read it
 LEAVE_SECONDS = 10.0  # in which a rank leaves after another one ended, or its thread ends it
-NAMED = 8  # ranks that a sentence about a hang names
+MOST_RANKS = 8  # in a sentence about a hang
 
 CONNECTION_ENDED = r"[Cc]onnection (reset|closed|refused|was likely closed)|Broken pipe"
 # ncclRemoteError; what NCCL's transports report of a socket (nccl: src/misc/socket.cc); and torch,
@@ -50,8 +50,8 @@ NCCL_LOST_A_RANK = (
 
 
 @dataclass(frozen=True)
-class End:
-    """The end of a rank.
+class RankOutcome:
+    """How a rank ended.
 
     Attributes:
         kind: ``done``; ``stopped`` by a signal; ``failed`` by an error of its own; ``hung``; or
@@ -131,18 +131,18 @@ def leave() -> None:
     _state.ranks = None
 
 
-def ends(store: RankStore) -> dict[int, End]:
-    """The ends of the ranks that have ended, by rank, the first one first."""
-    found: dict[int, End] = {}
-    for values in store.appended(ENDS):
-        found.setdefault(values["rank"], End(**values))
+def outcomes(store: RankStore) -> dict[int, RankOutcome]:
+    """The outcomes of the ranks that have ended, by rank, the first one first."""
+    found: dict[int, RankOutcome] = {}
+    for values in store.appended(OUTCOMES):
+        found.setdefault(values["rank"], RankOutcome(**values))
     return found
 
 
-def tell(own: End, store: RankStore) -> dict[int, End]:
-    """Tell the other ranks how this one ends; returns the ends of all so far."""
-    store.append(ENDS, asdict(own))
-    found = ends(store)
+def publish(own: RankOutcome, store: RankStore) -> dict[int, RankOutcome]:
+    """Report this rank's outcome to the other ranks; returns all outcomes so far."""
+    store.append(OUTCOMES, asdict(own))
+    found = outcomes(store)
     cause = _first_cause(found)
     if cause and cause.kind == "failed":  # at once: a launcher may end this process
         _write_failure(cause)
@@ -172,10 +172,10 @@ def report(error: BaseException, status: int) -> int:
     ignore_ended_workers()
     if stopped_at() < math.inf:  # an import that `Stopped` interrupts may raise any error
         return STOPPED
-    error = _meant(error)
+    error = _actual_error(error)
     if isinstance(error, BrokenPipeError):
         errors.discard_stdout()
-    own = _own_end(error)
+    own = _own_outcome(error)
     _write_failure(own)
     user_error = errors.as_user_error(error)
     if user_error:
@@ -187,22 +187,22 @@ def report(error: BaseException, status: int) -> int:
 
 
 def record(error: BaseException) -> None:
-    """Tell the other ranks of an error at once: clean-up that waits for the device may follow."""
+    """Report an error to the other ranks at once: clean-up that waits for the device may follow."""
     ranks = _state.ranks
     if ranks and ranks.store and stopped_at() == math.inf:
         with contextlib.suppress(RuntimeError):
-            tell(_own_end(error), ranks.store)
+            publish(_own_outcome(error), ranks.store)
 
 
 def end(error: BaseException) -> BaseException:
-    """End this rank: tell the other ranks, write the failure file, and leave the process group.
+    """End this rank: report to the other ranks, write the failure file, leave the process group.
 
     Returns:
         The error to raise: `Stopped` if a signal to any rank is the cause; a ClusterError if
         another rank's end is; else the error itself.
     """
-    error = _meant(error)
-    own, ranks = _own_end(error), _state.ranks
+    error = _actual_error(error)
+    own, ranks = _own_outcome(error), _state.ranks
     if own.kind != "stopped":
         ignore_ended_workers()
         with contextlib.suppress(ValueError):  # not the main thread
@@ -211,7 +211,7 @@ def end(error: BaseException) -> BaseException:
     cause = own
     if ranks and ranks.store:
         with contextlib.suppress(RuntimeError):  # the store is gone
-            tell(own, ranks.store)
+            publish(own, ranks.store)
         _leave_broken_group(error)
         cause = _cause(own, ranks.cluster, *_wait(own, ranks.cluster, ranks.store))
     if cause.kind != "stopped":
@@ -224,7 +224,7 @@ def end(error: BaseException) -> BaseException:
     return ClusterError(f"{me} ended because {cause.problem}", cause.hint)
 
 
-def exit_now(own: End) -> NoReturn:
+def exit_now(own: RankOutcome) -> NoReturn:
     """End this process from a thread, while its main thread waits in native code or for a rank."""
     if not _exiting.acquire(blocking=False):
         threading.Event().wait()
@@ -257,7 +257,7 @@ def exit_hung(seconds: float) -> NoReturn:
     """End this process from a thread, since the main thread has made no progress for so long."""
     problem = f"no progress for {seconds:.0f} s"
     hint = "compare the ranks' stacks in the log, or raise --hang_seconds"
-    exit_now(End(_rank(), "hung", problem, hint, place()))
+    exit_now(RankOutcome(_rank(), "hung", problem, hint, main_thread_location()))
 
 
 def exit_if_stopped() -> None:
@@ -282,7 +282,7 @@ def ignore_ended_workers() -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
-def _write_failure(end: End) -> None:
+def _write_failure(outcome: RankOutcome) -> None:
     """Write SageMaker's file output/failure, unless it exists.
 
     Its first 1024 characters become the job's FailureReason. If the file is missing, the toolkit
@@ -295,52 +295,53 @@ def _write_failure(end: End) -> None:
     file = Path(folder) / "failure"
     # FileExistsError, too: the first text stays. The disk may be full.
     with contextlib.suppress(OSError), file.open("x", encoding="utf-8") as stream:
-        stream.write(str(end))
+        stream.write(str(outcome))
 
 
 # The cause
 
-_Found = tuple[dict[int, End], list[int]]  # ends of ranks, and the ranks that told none
+# Outcomes by rank, and the ranks that reported none.
+_Found = tuple[dict[int, RankOutcome], list[int]]
 
 
 def _follow(ranks: Ranks) -> None:
     """End this rank after another one has ended, unless its main thread does so in time."""
-    own, found = End(ranks.cluster.rank, "lost"), dict[int, End]()
+    own, found = RankOutcome(ranks.cluster.rank, "lost"), dict[int, RankOutcome]()
     assert ranks.connect
     try:
         store = ranks.connect()
-        while all(end.kind == "done" for end in found.values()):
+        while all(outcome.kind == "done" for outcome in found.values()):
             if ranks.over.wait(FOLLOW_SECONDS):
                 return
-            found = ends(store)
+            found = outcomes(store)
         cause = _first_cause(found)
         if cause and cause.kind == "hung":
-            exit_now(replace(cause, rank=own.rank, seen=place()))
+            exit_now(replace(cause, rank=own.rank, seen=main_thread_location()))
         if own.rank not in found:
-            tell(own, store)
+            publish(own, store)
     except RuntimeError:  # the store is gone with rank 0
         pass
     if not ranks.over.wait(LEAVE_SECONDS):
         exit_now(own)
 
 
-def _ask(own: End, ranks: Ranks, found: list[_Found]) -> None:
+def _ask(own: RankOutcome, ranks: Ranks, found: list[_Found]) -> None:
     assert ranks.connect
     with contextlib.suppress(RuntimeError):
         store = ranks.connect()
-        tell(own, store)
+        publish(own, store)
         found.append(_wait(own, ranks.cluster, store))
 
 
-def _wait(own: End, cluster: Cluster, store: RankStore) -> _Found:
+def _wait(own: RankOutcome, cluster: Cluster, store: RankStore) -> _Found:
     """Wait until all ranks have ended, for CAUSE_SECONDS at most; a stopped rank leaves at once."""
-    found: dict[int, End] = {}
+    found: dict[int, RankOutcome] = {}
     deadline = time.monotonic() + (0.0 if own.kind == "stopped" else CAUSE_SECONDS)
     try:
-        found = ends(store)
+        found = outcomes(store)
         while len(found) < cluster.world_size and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
-            found = ends(store)
+            found = outcomes(store)
         if own.rank == 0:
             time.sleep(LINGER_SECONDS)
     except RuntimeError:
@@ -348,24 +349,26 @@ def _wait(own: End, cluster: Cluster, store: RankStore) -> _Found:
     return found, [rank for rank in range(cluster.world_size) if rank not in found]
 
 
-def _without_store(own: End, found: Mapping[int, End]) -> _Found:
-    """What is known once the store does not answer: its host or its process, rank 0, is gone."""
+def _without_store(own: RankOutcome, found: Mapping[int, RankOutcome]) -> _Found:
+    """The outcomes known once the store does not answer: its host or process, rank 0, is gone."""
     known = {**found, **({} if own.rank in found else {own.rank: own})}
     return known, [] if 0 in known else [0]
 
 
-def _cause(own: End, cluster: Cluster, found: Mapping[int, End], silent: Sequence[int]) -> End:
-    """The first rank's end that is a cause, else that of ranks which told nothing, else its own."""
+def _cause(
+    own: RankOutcome, cluster: Cluster, found: Mapping[int, RankOutcome], silent: Sequence[int]
+) -> RankOutcome:
+    """The first outcome that is a cause, else that of ranks without a report, else its own."""
     first = _first_cause(found)
     if first and first.kind == "hung":
         where = [f"{cluster.name(rank)} does not answer" for rank in silent]
-        where += [f"{cluster.name(end.rank)} was in {end.seen}" for end in found.values()]
-        return replace(first, problem=f"{first.problem}: {', '.join(where[:NAMED])}")
+        where += [f"{cluster.name(other.rank)} was in {other.seen}" for other in found.values()]
+        return replace(first, problem=f"{first.problem}: {', '.join(where[:MOST_RANKS])}")
     if first or not silent:
         return first or own
-    names = ", ".join(map(cluster.name, silent[:NAMED]))
+    names = ", ".join(map(cluster.name, silent[:MOST_RANKS]))
     seen = f" (NCCL reports on {cluster.name(own.rank)}: {own.seen})" if own.seen else ""
-    return End(
+    return RankOutcome(
         silent[0],
         "failed",
         f"{names} exited without an error message{seen}",
@@ -373,11 +376,11 @@ def _cause(own: End, cluster: Cluster, found: Mapping[int, End], silent: Sequenc
     )
 
 
-def _first_cause(found: Mapping[int, End]) -> End | None:
-    return next((end for end in found.values() if end.kind in CAUSES), None)
+def _first_cause(found: Mapping[int, RankOutcome]) -> RankOutcome | None:
+    return next((outcome for outcome in found.values() if outcome.kind in CAUSES), None)
 
 
-def _meant(error: BaseException) -> BaseException:
+def _actual_error(error: BaseException) -> BaseException:
     """The error that ends the session: not one that hides `Stopped`, and no ``sys.exit``."""
     if isinstance(error, Stopped):
         return error
@@ -392,12 +395,12 @@ def _meant(error: BaseException) -> BaseException:
     return error
 
 
-def _stopped() -> End:
-    return End(_rank(), "stopped", f"{_name(_rank())} was stopped")
+def _stopped() -> RankOutcome:
+    return RankOutcome(_rank(), "stopped", f"{_name(_rank())} was stopped")
 
 
-def _own_end(error: BaseException) -> End:
-    """The end of this rank by an error, in one line.
+def _own_outcome(error: BaseException) -> RankOutcome:
+    """This rank's outcome after an error, in one line.
 
     It names the rank, unless the error is about several, or a mistake in a single process.
     """
@@ -414,7 +417,7 @@ def _own_end(error: BaseException) -> End:
     if ranks and not is_shared:
         problem = f"{_name(_rank())} failed: {problem}"
     is_lost = store is not None and lost_a_rank(error)
-    return End(_rank(), "lost" if is_lost else "failed", problem, hint, reason)
+    return RankOutcome(_rank(), "lost" if is_lost else "failed", problem, hint, reason)
 
 
 def lost_a_rank(error: BaseException) -> bool:
@@ -435,7 +438,7 @@ def _leave_broken_group(error: BaseException) -> None:
     """Leave the group after an error: gloo's end wakes the ranks that wait for this one.
 
     NCCL's is left as it is. To destroy a broken one may block for good (pytorch#141510), and its
-    end aborts the other ranks before they have read the cause, which `_follow` tells them.
+    end aborts the other ranks before they have read the cause, which `_follow` reports to them.
     """
     import torch.distributed
 
@@ -451,7 +454,7 @@ def _leave_broken_group(error: BaseException) -> None:
         atexit.register(_exit, 1)
 
 
-# Where a rank is
+# The main thread's location
 
 
 def doing(activity: str) -> None:
@@ -459,7 +462,7 @@ def doing(activity: str) -> None:
     _state.activity = activity
 
 
-def place() -> str:
+def main_thread_location() -> str:
     """What the main thread does, with the innermost line of the user's code, else of any."""
     frames = [frame for frame in _frames() if frame.f_code not in _state.outer]
     own = [frame for frame in frames if errors.is_users_file(frame.f_code.co_filename)]

@@ -74,7 +74,7 @@ def wait_for_ranks(
     deadline = time.monotonic() + seconds
     while True:
         # In this order: a rank may set its value and end between the two questions.
-        ended = store.has(ending.ENDS)
+        ended = store.has(ending.OUTCOMES)
         if store.has(*keys):
             return store.get_each(keys)
         if ended:

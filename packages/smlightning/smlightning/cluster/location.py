@@ -19,7 +19,7 @@ SMDDP_INSTANCES = ("ml.p4d.24xlarge", "ml.p4de.24xlarge")
 OLD_SMDDP_INSTANCE = "ml.p3dn.24xlarge"
 # The first torch whose FSDP2 has public names: torch.distributed.fsdp.fully_shard, FSDPModule.
 SHARDING_NEEDS = (2, 6)
-DEFAULT_PORT = 7777  # where ranks meet, as SageMaker has it
+DEFAULT_PORT = 7777  # of the store, as SageMaker has it
 
 
 def runs_smddp(instance_type: str) -> bool:
@@ -77,7 +77,7 @@ class Cluster:
     launcher: str  # none, torchrun, mpirun, smddprun, srun
     backend: str  # none, gloo, nccl, smddp
     device: str  # cpu, cuda:<local rank>
-    main_address: str  # where the ranks meet
+    main_address: str  # of rank 0's host, which keeps the store
     main_port: int
 
     @property

@@ -22,12 +22,12 @@ import torch.distributed
 from pytorch_lightning.utilities import rank_zero_only
 
 from smlightning.cluster import ending, signals, slurm
-from smlightning.cluster.ending import End
+from smlightning.cluster.ending import RankOutcome
 from smlightning.cluster.exchange import from_rank_0, late, to_rank_0
 from smlightning.cluster.location import Cluster, ClusterError, Machine, locate
 from smlightning.cluster.store import Ranks, RankStore
 
-ARRIVAL_SECONDS = 30.0  # in which the other ranks come to the end, after rank 0
+ARRIVAL_SECONDS = 30.0  # in which the other ranks complete the job, after rank 0
 
 _numbers = count()  # of the sessions in this process
 
@@ -89,7 +89,7 @@ def _connect(cluster: Cluster) -> Ranks:
     Raises:
         ClusterError: a rank did not connect in time, or has another version of torch or Lightning.
     """
-    seconds = _connect_seconds(os.environ.get("DIST_MEET_SECONDS", "180"))
+    seconds = _connect_seconds(os.environ.get("DIST_CONNECT_SECONDS", "180"))
     ranks = Ranks(cluster)
     ending.enter(ranks)
     if cluster.world_size > 1:
@@ -134,8 +134,8 @@ def _connect_seconds(text: str) -> float:
     except ValueError:
         pass
     raise ClusterError(
-        f"DIST_MEET_SECONDS is {text[:40]!r}; expected seconds above 0",
-        "correct DIST_MEET_SECONDS, or unset it",
+        f"DIST_CONNECT_SECONDS is {text[:40]!r}; expected seconds above 0",
+        "correct DIST_CONNECT_SECONDS, or unset it",
     )
 
 
@@ -264,21 +264,21 @@ def _end_together(ranks: Ranks) -> None:
     if store is None:
         return
     if cluster.rank != 0:
-        _wait_for_ends(store, {0}, math.inf)
-    ending.tell(End(cluster.rank, "done"), store)
+        _wait_for_ranks(store, {0}, math.inf)
+    ending.publish(RankOutcome(cluster.rank, "done"), store)
     if cluster.rank == 0:
-        _wait_for_ends(store, {*range(cluster.world_size)}, ARRIVAL_SECONDS)
+        _wait_for_ranks(store, {*range(cluster.world_size)}, ARRIVAL_SECONDS)
     signals.complete()
 
 
-def _wait_for_ends(store: RankStore, awaited: set[int], seconds: float) -> None:
+def _wait_for_ranks(store: RankStore, awaited: set[int], seconds: float) -> None:
     """Wait until these ranks are done, at most so long."""
     deadline = time.monotonic() + seconds
     done: set[int] = set()
     while not done >= awaited and time.monotonic() < deadline:
         time.sleep(ending.POLL_SECONDS)
-        found = ending.ends(store)
-        done = {rank for rank, end in found.items() if end.kind == "done"}
+        found = ending.outcomes(store)
+        done = {rank for rank, outcome in found.items() if outcome.kind == "done"}
         if len(done) < len(found):
             break
     if not done >= awaited:
