@@ -224,6 +224,17 @@ def test_a_restarted_job_continues_its_run_of_mlflow(restarts: Path) -> None:
 
 
 @pytest.mark.newest
+def test_each_run_outside_a_job_is_a_new_run_of_mlflow(
+    restarts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mlflow")
+    monkeypatch.delenv("TRAINING_JOB_NAME")
+    _, code = recipes("Track runs with MLflow or Weights and Biases")
+    loggers = [run(code)["mlflow_logger"]("words") for _ in range(2)]
+    assert len({logger.run_id for logger in loggers}) == 2
+
+
+@pytest.mark.newest
 def test_a_restarted_job_continues_its_run_of_wandb(restarts: Path) -> None:
     pytest.importorskip("wandb")
     code, _ = recipes("Track runs with MLflow or Weights and Biases")
@@ -233,3 +244,18 @@ def test_a_restarted_job_continues_its_run_of_wandb(restarts: Path) -> None:
         assert logger.experiment.id == NAME
         logger.experiment.finish()
     assert len(list(restarts.glob("wandb/offline-run-*"))) == 2  # `wandb sync` joins them by id
+
+
+@pytest.mark.newest
+def test_each_run_outside_a_job_is_a_new_run_of_wandb(
+    restarts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.delenv("TRAINING_JOB_NAME")
+    code, _ = recipes("Track runs with MLflow or Weights and Biases")
+    ids = set()
+    for _ in range(2):
+        logger = run(code)["wandb_logger"](str(restarts))
+        ids.add(logger.experiment.id)
+        logger.experiment.finish()
+    assert len(ids) == 2
