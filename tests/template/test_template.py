@@ -92,7 +92,14 @@ def test_an_update_renews_the_wheels_and_leaves_the_owners_files(tmp_path: Path)
     made = Project(Path(cookiecutter(str(template), no_input=True, output_dir=str(tmp_path))))
     git(made.path, "init")
     commit_all(made.path, "first")
-    for name in ("AGENTS.md", "Makefile", "src/model.py", "tests/small.py"):
+    updated = ("AGENTS.md", "Makefile", ".github/requirements.in")
+    owned = (
+        "src/model.py",
+        "tests/small.py",
+        "infra/cloudformation.yaml",
+        ".github/workflows/ci.yml",
+    )
+    for name in (*updated, *owned):
         append(template / SOURCE.name / name, "# newer")
     version = template / "packages/smlightning/smlightning/__init__.py"
     version.write_text(version.read_text().replace(__version__, "9.9.9"), encoding="utf-8")
@@ -104,10 +111,11 @@ def test_an_update_renews_the_wheels_and_leaves_the_owners_files(tmp_path: Path)
     assert "commit everything first" in made.make("update", check=False).stderr
     commit_all(made.path, "mine")
     made.make("update")
-    for name in ("AGENTS.md", "Makefile"):
+    for name in updated:
         assert made.read(name).endswith("# newer\n"), name
     assert made.read("src/model.py").endswith("# mine\n")
-    assert "# newer" not in made.read("src/model.py") + made.read("tests/small.py")
+    for name in owned:
+        assert "# newer" not in made.read(name), name
     for folder in ("src", "tools"):
         (wheel,) = (made.path / folder).glob("*.whl")
         assert "9.9.9" in wheel.name
