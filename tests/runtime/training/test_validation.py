@@ -117,4 +117,4 @@ def test_without_a_finite_value_the_last_weights_are_taken(
     assert evaluated[-1][1] == evaluated[-2][1]
     assert "no validation gave a finite val/score" in capsys.readouterr().err
     fit(Undefined, best=("max", "val/score"), max_steps=1)
-    assert "no validation gave a finite val/score" in capsys.readouterr().err
+    assert "training ended before the first validation; the last weights" in capsys.readouterr().err

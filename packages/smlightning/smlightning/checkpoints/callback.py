@@ -83,6 +83,7 @@ class Checkpoints(Checkpoint):
         self.data = ""  # fingerprint of the data
         self.optimizers: list[str] = []  # names of their classes
         self.best = Best(monitor, mode)
+        self.validated = False  # whether this process has validated
         self.averages: dict[str, torch.Tensor] = {}  # weights that were validated, if averaged
 
     # For train.py
@@ -142,6 +143,8 @@ class Checkpoints(Checkpoint):
             print(f"best weights: {self.best}", flush=True)
         elif is_first:
             problem = f"no validation gave a finite {self.best.monitor}"
+            if not self.validated and not self.resume_point:
+                problem = "training ended before the first validation"
             print(f"warning: {problem}; the last weights are tested and saved", file=sys.stderr)
         if best is not None:
             model.load_state_dict(weights_like(best, model.state_dict()))
@@ -373,6 +376,7 @@ class Checkpoints(Checkpoint):
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
         self.position = replace(self.position, validation_next=False)
+        self.validated = True
         before = self.best
         self.best = before.after(self._score(trainer), self.position)
         if self.best is not before and self.writer.keeps_best:
