@@ -141,6 +141,24 @@ def test_fsdp_has_the_losses_of_ddp(example: Project, tmp_path: Path) -> None:
     assert fsdp == pytest.approx(ddp, abs=2e-5) and len(ddp) >= 12
 
 
+REQUESTS = """
+import json
+import predict
+for body in ('"a"', '["a", "b"]', '[1]'):
+    try:
+        print(json.dumps(predict.input_fn(body, "application/json")))
+    except ValueError as error:
+        print(json.dumps(str(error)))
+"""
+
+
+@pytest.mark.parametrize("name", ["language-model"], indirect=True)
+def test_a_request_is_a_text_or_a_list_of_texts(example: Project) -> None:
+    printed = example.run("python", "-c", REQUESTS, PYTHONPATH="src").stdout
+    one, two, wrong = map(json.loads, printed.splitlines())
+    assert one == ["a"] and two == ["a", "b"] and "expected a text or a list" in wrong
+
+
 def test_five_kills_change_no_bit_and_the_saved_model_is_fine_tuned(
     example: Project, tmp_path: Path
 ) -> None:

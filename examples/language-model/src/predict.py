@@ -1,7 +1,7 @@
 """Continue texts: `python src/predict.py "def main("`, or texts on standard input.
 
 SageMaker's inference image calls `model_fn`, `input_fn`, `predict_fn` and `output_fn`. A request is
-a list of texts in JSON; the answer to each is a text.
+a text or a list of texts in JSON; the answer to each is a text.
 """
 
 import json
@@ -56,9 +56,17 @@ def predict(text: str, trained: Any, temperature: float = 0.8, seed: int = 0) ->
 
 
 def input_fn(body: str | bytes, content_type: str) -> list[str]:
-    """The texts of a request."""
-    texts: list[str] = json.loads(body)
-    return texts
+    """The texts of a request.
+
+    Raises:
+        ValueError: the body is not JSON, or holds something else than texts.
+    """
+    found = json.loads(body)
+    texts = found if isinstance(found, list) else [found]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError('expected a text or a list of texts, as in ["def main("]')
+    # JSON may contain half of a surrogate pair.
+    return [text.encode("utf-8", "replace").decode() for text in texts]
 
 
 def predict_fn(texts: list[str], trained: Any) -> list[str]:
