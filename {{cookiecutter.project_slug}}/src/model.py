@@ -195,7 +195,7 @@ def load(directory: Path) -> tuple[nn.Module, Callable[[list[str]], dict[str, An
 
             with pretrained.loading(str(directory)):
                 net = AutoModelForSequenceClassification.from_pretrained(
-                    directory, **pretrained.SAFE
+                    directory, local_files_only=True, **pretrained.SAFE
                 )
             labels = [net.config.id2label[number] for number in range(net.config.num_labels)]
             tokens = pretrained.PretrainedTokenizer(str(directory))
