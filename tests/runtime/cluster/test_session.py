@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import forked
-from smlightning.cluster import exchange, session
+from smlightning.cluster import ending, exchange, session
 from smlightning.cluster.location import Cluster
 from smlightning.cluster.store import RankStore
 from smlightning_sagemaker.testing.environment import of_tests
@@ -266,20 +266,15 @@ class Late:
     def __init__(self, question: int, is_set: bool) -> None:
         self.ranks = RankStore(torch.distributed.HashStore())
         self.question, self.is_set, self.asked = question, is_set, 0
-        self.get_each, self.set, self.ended = self.ranks.get_each, self.ranks.set, 0
+        self.get_each, self.set = self.ranks.get_each, self.ranks.set
 
     def has(self, *keys: str) -> bool:
-        return self._then_ends(self.ranks.has(*keys))
-
-    def add(self, key: str, amount: int) -> int:
-        return self._then_ends(self.ended)
-
-    def _then_ends(self, answer: int) -> int:
+        answer = self.ranks.has(*keys)
         self.asked += 1
         if self.asked == self.question:
             if self.is_set:
                 self.set("key/1", "b")
-            self.ended = 1
+            self.set(ending.OUTCOMES, {})
         return answer
 
 
