@@ -1,6 +1,6 @@
 """Trainings of a line on several ranks, each rank a process; what each saw is recorded.
 
-What a rank runs is given by name, since processes get no functions of a test's own.
+A test gives a rank's function by name, since processes get no functions of a test's own.
 """
 
 import functools

@@ -124,7 +124,7 @@ def pinned(path: Path) -> list[str]:
 
 
 def test_what_a_laptop_installs_next_to_the_locks_has_exact_versions() -> None:
-    """Of uv and the tools' dependencies, .github/requirements.txt has the versions."""
+    """.github/requirements.txt has the versions of uv and the tools' dependencies."""
     locked = {
         pin.partition("==")[0] for pin in pinned(checkout.PROJECT / ".github/requirements.txt")
     }

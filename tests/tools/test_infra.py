@@ -106,7 +106,7 @@ def needs_of(call: Call, key: str) -> Iterator[Need]:
 
 
 def question(arguments: dict[str, Any]) -> Iterator[Need]:
-    """What preflight asks IAM's simulation about."""
+    """The actions that preflight asks IAM's simulation about."""
     context = {
         entry["ContextKeyName"]: entry["ContextKeyValues"][0]
         for entry in arguments["ContextEntries"]
@@ -117,7 +117,7 @@ def question(arguments: dict[str, Any]) -> Iterator[Need]:
 
 
 def by_sagemaker(key: str) -> Iterator[Need]:
-    """What SageMaker does with the job's role beyond what preflight asks about.
+    """The actions of SageMaker with the job's role beyond what preflight asks about.
 
     See sagemaker/latest/dg/sagemaker-roles.html, and for a secret's own key
     secretsmanager/latest/userguide/security-encryption.html.

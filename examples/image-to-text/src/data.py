@@ -1,4 +1,4 @@
-"""Documents and what is written on them: drawn receipts, a folder, or a data set of the hub.
+"""Documents and what is written on them: generated receipts, a folder, or a data set of the hub.
 
 A folder has images and a file metadata.jsonl, a line for each: {"file_name": "1.png", "total":
 "4.20"}. Instead of such fields a line may have Donut's own `ground_truth`.
@@ -96,7 +96,7 @@ class Documents(Dataset):
 def load(options: Options) -> datasets.DatasetDict:
     """The splits train, validation and test; a missing one is a tenth of the training documents."""
     if options.dataset == "receipts":
-        counts = (options.drawn, 200, 200)
+        counts = (options.num_receipts, 200, 200)
         parts = [{"count": count, "seed": seed} for seed, count in enumerate(counts)]
         given = dict(zip(images.SPLITS, parts, strict=True))
         return images.generate(receipts, given, options.data_dir)

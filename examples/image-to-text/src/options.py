@@ -11,13 +11,13 @@ from smlightning.training.options import TrainerOptions
 class Options(TrainerOptions):
     dataset: str = option(
         "receipts",
-        "receipts (drawn), training (the channel), a folder with metadata.jsonl, or a hub name",
+        "receipts (generated), training (the channel), a folder with metadata.jsonl, or a hub name",
         resume="data",
     )
     batch_size: PositiveInt = option(16, "documents per rank and step", resume="free")
     num_workers: OrMinusOne = option(-1, "per rank; -1: 2 on a GPU, 0 on a CPU", resume="free")
     data_dir: str = option("prepared", "folder of each host for prepared data", resume="free")
-    drawn: PositiveInt = option(4000, "receipts to draw for training", resume="data")
+    num_receipts: PositiveInt = option(4000, "receipts to generate for training", resume="data")
     model_name: str = option(
         "tiny", "tiny, or a Hugging Face vision encoder-decoder by name or path", resume="data"
     )

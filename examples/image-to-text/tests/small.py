@@ -34,6 +34,6 @@ def write(folder: Path, seed: int, count: int = 120, copies: int = 1) -> None:
 ELSEWHERE = {
     "num_workers": "changes who makes the same batches",
     "model_name": "a Hugging Face checkpoint",
-    "drawn": "is for --dataset receipts",
+    "num_receipts": "is for --dataset receipts",
 }
 """Options that the contract does not try."""

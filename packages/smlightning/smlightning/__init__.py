@@ -2,7 +2,7 @@
 
 import sys
 
-if sys.version_info < (3, 11):  # noqa: UP036  whoever has an older one is told so
+if sys.version_info < (3, 11):  # noqa: UP036  an older Python gets a sentence
     raise SystemExit(
         f"error: Python {sys.version.split()[0]} found, 3.11 or newer expected; make an "
         "environment with make setup PYTHON=python3.12"

@@ -21,7 +21,7 @@ from smlightning import hub
 from smlightning.errors import UserError, root_cause
 from smlightning.files import replace_model
 
-# Of ``from_pretrained``: never code or a pickle of a checkpoint.
+# Arguments of ``from_pretrained``: never code or a pickle of a checkpoint.
 SAFE: dict[str, Any] = {
     "dtype": torch.float32,
     "trust_remote_code": False,

@@ -172,7 +172,7 @@ def missing(problem: Exception) -> bool:
 
 
 def failures() -> tuple[type[Exception], ...]:
-    """What boto3 raises: errors on the way to AWS, AWS's own, and unreadable answers."""
+    """The errors that boto3 raises: on the way to AWS, AWS's own, and unreadable answers."""
     from boto3.exceptions import Boto3Error
     from botocore.exceptions import BotoCoreError, ClientError
     from botocore.parsers import ResponseParserError

@@ -87,7 +87,7 @@ class Profile:
 
     @property
     def holes(self) -> list[str]:
-        """What a malicious file can do in this image."""
+        """The harm that a malicious file can do in this image."""
         return [harm for fixed, harm in HOLES.items() if self.version < fixed]
 
     def limits(self, options: Mapping[str, Any]) -> Iterator[Limit]:
@@ -99,8 +99,8 @@ class Profile:
 
 
 # docker/pytorch/2.13/cuda/uv.lock of github.com/aws/deep-learning-containers, read in November
-# 2026: what a requirements.txt lists in vain there, or what pip would wrongly replace. Of images
-# before 2.11 AWS publishes no lock file.
+# 2026: packages that a requirements.txt need not list there, or that pip would wrongly replace. AWS
+# publishes no lock file of images before 2.11.
 _IN_2_13 = dict(
     pin.split("==")
     for pin in """

@@ -225,7 +225,7 @@ def _sources(table: Mapping[str, Any]) -> set[str]:
 
 
 def hyperparameters(job: Job) -> dict[str, Any]:
-    """The options of train.py, and the flags that tell SageMaker's toolkit the launcher."""
+    """The options of train.py, and the flags by which SageMaker's toolkit selects the launcher."""
     return {**job.hyperparameters, **launchers.flags(job)}
 
 

@@ -246,10 +246,10 @@ def uv() -> str | None:
 
 
 def dry_run(job: Job, project: Project, profile: Profile) -> subprocess.CompletedProcess[str]:
-    """What uv would install into the image, on standard error. Only metadata is downloaded.
+    """A dry run of uv: on standard error, the packages it would install into the image.
 
-    Where requirements.txt has hashes, requirements.in is resolved with it, so that a package which
-    was written down later is found. uv runs in src/, as pip in the container does.
+    It downloads only metadata. If requirements.txt has hashes, uv resolves requirements.in with it,
+    which finds a package that was added later. uv runs in src/, as pip in the container does.
     """
     source = project.requirements.with_suffix(".in")
     files = [project.requirements, *([source] if is_locked(project) and source.exists() else [])]

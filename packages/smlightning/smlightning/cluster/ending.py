@@ -463,7 +463,7 @@ def doing(activity: str) -> None:
 
 
 def main_thread_location() -> str:
-    """What the main thread does, with the innermost line of the user's code, else of any."""
+    """The activity of the main thread, with the innermost line of the user's code, else of any."""
     frames = [frame for frame in _frames() if frame.f_code not in _state.outer]
     own = [frame for frame in frames if errors.is_users_file(frame.f_code.co_filename)]
     for frame in [*own, *frames]:

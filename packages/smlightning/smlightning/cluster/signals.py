@@ -2,7 +2,7 @@
 
 SIGTERM, Ctrl-C, and SIGUSR1, which many Slurm scripts have sent before the time limit, stop a run.
 
-Nothing heavy is imported, so a run can be stopped from its first moment on.
+It imports no heavy module, so a run can be stopped from its first moment on.
 
 While ranks work together (:func:`defer`) the handler only records the signal: they agree on it
 between steps, write one checkpoint and leave together. Otherwise it raises ``ending.Stopped`` at

@@ -40,7 +40,7 @@ PACKED = (".gz", ".bz2", ".xz", ".zst")  # `datasets` unpacks them
 ARCHIVES = (".zip", ".tar", ".7z", ".lz4")
 # Files that datasets.save_to_disk writes next to the data.
 NOT_DATA = re.compile(r"cache-.*\.arrow|(state|dataset_info|dataset_dict)\.json")
-# Of `datasets`, pandas and pyarrow, about a file without rows.
+# Errors of `datasets`, pandas and pyarrow about a file without rows.
 NO_ROWS = "corresponds to no data|No columns to parse|StopIteration|BatchSize .* got 0"
 SPLITS = ("train", "validation", "test")
 WORDS = {  # in the name of a file, a folder or a split of the hub
