@@ -49,3 +49,10 @@ def encoded(kind: str, size: tuple[int, int] = (40, 30)) -> bytes:
 def test_only_whole_images_of_usual_size_are_read(body: bytes) -> None:
     with pytest.raises(OSError):
         predictions.read_image(io.BytesIO(body))
+
+
+def test_the_arguments_may_have_any_name() -> None:
+    """A page shows it for rows of a table."""
+    made = predictions.parser("", "row", "{}")
+    assert [*predictions.texts(made.parse_args(["a", "--sample"]))] == ["a", "{}"]
+    assert "[row ...]" in made.format_usage()

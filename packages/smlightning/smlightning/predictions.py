@@ -4,7 +4,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from smlightning.errors import UserError, root_cause
 
@@ -12,16 +12,17 @@ MOST_PIXELS = 50_000_000  # of an image: a small file may hold gigabytes of one 
 HELP = {"text": "texts; without any, one a line on standard input", "image": "image files"}
 
 
-def parser(description: str | None, kind: Literal["text", "image"], sample: Any) -> ArgumentParser:
+def parser(description: str | None, kind: str, sample: Any) -> ArgumentParser:
     """The options of every predict.py, which may add its own.
 
     Args:
         description: the beginning of ``--help``.
-        kind: of the arguments without an option.
+        kind: the name of the arguments without an option, such as text, image or row. They are the
+            list `given` of the parsed arguments.
         sample: what ``--sample`` predicts.
     """
     made = ArgumentParser(prog="python src/predict.py", description=description, allow_abbrev=False)
-    made.add_argument(kind, nargs="*", help=HELP[kind])
+    made.add_argument("given", metavar=kind, nargs="*", help=HELP.get(kind, f"each {kind}"))
     made.add_argument(
         "--model_dir", type=Path, default=Path("outputs/model"), help="default: %(default)s"
     )
@@ -40,9 +41,9 @@ def texts(arguments: Namespace) -> Iterable[str]:
     sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     if arguments.sample is not None:
-        return [*arguments.text, arguments.sample]
-    if arguments.text:
-        return arguments.text
+        return [*arguments.given, arguments.sample]
+    if arguments.given:
+        return arguments.given
     if sys.stdin.isatty():
         print("One text a line; Ctrl-D ends.", file=sys.stderr)
     return (line.rstrip("\r\n") for line in sys.stdin)
@@ -58,7 +59,7 @@ def images(arguments: Namespace, draw: Callable[[Any], Any]) -> dict[str, Any]:
         UserError: a file is not an image, as `read_image` says.
     """
     opened: dict[str, Any] = {}
-    for name in arguments.image:
+    for name in arguments.given:
         try:
             opened[name] = read_image(name)
         except OSError as error:
