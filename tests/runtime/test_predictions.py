@@ -51,8 +51,10 @@ def test_only_whole_images_of_usual_size_are_read(body: bytes) -> None:
         predictions.read_image(io.BytesIO(body))
 
 
-def test_the_arguments_may_have_any_name() -> None:
+def test_the_arguments_may_have_any_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page shows it for rows of a table."""
+    for name in ("stdin", "stdout"):  # pytest's own cannot be reconfigured
+        monkeypatch.setattr(f"sys.{name}", io.TextIOWrapper(io.BytesIO()))
     made = predictions.parser("", "row", "{}")
     assert [*predictions.texts(made.parse_args(["a", "--sample"]))] == ["a", "{}"]
     assert "[row ...]" in made.format_usage()
