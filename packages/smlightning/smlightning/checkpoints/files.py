@@ -5,7 +5,7 @@ the files next to it: the best weights, ``000005-best-00000-of-00001-<checksum>.
 once for all checkpoints until the next best ones, and with FSDP each rank's shard of the state,
 ``000007-00002-of-00004-<checksum>.shard``. It is written last: without it they mean nothing.
 
-The number orders checkpoints, and the checksum (of SHA-256) tells whether the content is valid.
+The number orders checkpoints, and the checksum (of SHA-256) shows whether the content is valid.
 """
 
 import hashlib

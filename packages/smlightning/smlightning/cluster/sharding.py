@@ -121,7 +121,7 @@ class ShardedStrategy(VerifiesAllReduce, ModelParallelStrategy):
         return self.checkpoint_io.load_checkpoint(checkpoint_path, weights_only=weights_only)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Weights that are tensors or `DividedTensor`: this rank's rows are taken."""
+        """Weights that are tensors or `DividedTensor`: takes this rank's rows."""
         module = self.lightning_module
         assert module is not None
         self._divide(module.trainer)
