@@ -9,12 +9,12 @@ import pytest
 
 import checkout
 from smlightning_sagemaker.job import aws
-from smlightning_sagemaker.testing.plugin import clean_place, same_signals
+from smlightning_sagemaker.testing.plugin import empty_folder, same_signals
 
 if TYPE_CHECKING:
     import small_training
 
-__all__ = ["clean_place", "fit", "rows", "same_signals", "signed_out", "tiny_bert", "words"]
+__all__ = ["empty_folder", "fit", "rows", "same_signals", "signed_out", "tiny_bert", "words"]
 
 checkout.enter()
 # Modules that tests share (small_job.py, …) are next to them.

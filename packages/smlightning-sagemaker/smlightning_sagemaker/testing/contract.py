@@ -46,15 +46,15 @@ class ContractRun:
 
 
 @pytest.fixture(scope="session")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def small_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the small run's data."""
     return tmp_path_factory.mktemp("small")
 
 
 @pytest.fixture(scope="session")
-def options(place: Path) -> dict[str, Any]:
+def options(small_folder: Path) -> dict[str, Any]:
     """The small run's options."""
-    given = OWNER.small.options(place)
+    given = OWNER.small.options(small_folder)
     unknown = sorted(set(given) - set(DECLARED))
     if unknown:
         pytest.fail(
@@ -170,13 +170,13 @@ def test_a_trained_model_answers(single: ContractRun) -> None:
     assert runs.sample_answers(single.folder) == first
 
 
-def another(name: str, place: Path, options: dict[str, Any]) -> dict[str, Any]:
+def another(name: str, small_folder: Path, options: dict[str, Any]) -> dict[str, Any]:
     """The option with a value other than its default and the small run's."""
-    if given := OWNER.small.changed(name, place):
+    if given := OWNER.small.changed(name, small_folder):
         return given
     value = options.get(name, DECLARED[name].default)
     if isinstance(value, list | tuple) and value:
-        last = another(name, place, {name: value[-1]})[name]
+        last = another(name, small_folder, {name: value[-1]})[name]
         return {name: [*value[:-1], last]}
     return {name: other_value(name, value)}
 
@@ -197,10 +197,10 @@ def other_value(name: str, value: Any) -> Any:
 
 @pytest.mark.parametrize("name", tried_options())
 def test_every_option_changes_something(
-    name: str, options: dict[str, Any], place: Path, single: ContractRun, tmp_path: Path
+    name: str, options: dict[str, Any], small_folder: Path, single: ContractRun, tmp_path: Path
 ) -> None:
     """Each option changes batches, losses, metrics, weights or files."""
-    (changed,) = runs.train(tmp_path, {**options, **another(name, place, options)})
+    (changed,) = runs.train(tmp_path, {**options, **another(name, small_folder, options)})
     recorded = single.record.keys() - {"log"}
     differing = [key for key in recorded if changed[key] != single.record[key]]
     assert differing, f"--{name} changes nothing; use it, or remove it"
@@ -237,7 +237,7 @@ def test_the_job_passes_preflight() -> None:
     assert request and not findings.has_errors(found), [str(finding) for finding in found]
 
 
-def test_the_rehearsal_passes(options: dict[str, Any], place: Path, tmp_path: Path) -> None:
+def test_the_rehearsal_passes(options: dict[str, Any], small_folder: Path, tmp_path: Path) -> None:
     """Rehearses two hosts of one process; one host of two processes if this is not Linux."""
     pytest.importorskip("sagemaker_training", reason="the rehearsal's packages are not installed")
     hosts, processes = ("2", "1") if sys.platform == "linux" else ("1", "2")
@@ -250,7 +250,7 @@ def test_the_rehearsal_passes(options: dict[str, Any], place: Path, tmp_path: Pa
     command += ["--hosts", hosts, "--processes", processes, "--batches", "4"]
     command += ["--distribution", "torch_distributed", "--json", str(report)]
     for name in tomllib.loads(job).get("channels", {}):
-        command.append(f"--channel={name}={place}")  # in place of S3's data
+        command.append(f"--channel={name}={small_folder}")  # in place of S3's data
     command.append("--")
     for name, value in options.items():
         if name != "epochs":
