@@ -14,7 +14,16 @@ from smlightning_sagemaker.testing.plugin import empty_folder, same_signals
 if TYPE_CHECKING:
     import small_training
 
-__all__ = ["empty_folder", "fit", "rows", "same_signals", "signed_out", "tiny_bert", "words"]
+__all__ = [
+    "empty_folder",
+    "fit",
+    "rows",
+    "same_path",
+    "same_signals",
+    "signed_out",
+    "tiny_bert",
+    "words",
+]
 
 checkout.enter()
 # Modules that tests share (small_job.py, …) are next to them.
@@ -29,6 +38,12 @@ rows, words, tiny_bert = (EXAMPLE[name] for name in ("rows", "words", "tiny_bert
 def signed_out() -> None:
     """Each test signs in to AWS itself, as a command does."""
     aws.use_profile("")
+
+
+@pytest.fixture(autouse=True)
+def same_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No later test, and no rank that it forks, imports from a project of this test."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
 
 
 @pytest.fixture

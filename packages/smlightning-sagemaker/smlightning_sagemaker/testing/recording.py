@@ -21,6 +21,7 @@ from smlightning.training.seeds import StepSeed
 from smlightning_sagemaker.testing import owner
 
 Write = Callable[[dict[str, Any]], Any]
+WRITE_SECONDS = 5  # in which a checkpoint is written, on a busy machine
 PREPARED = re.compile(r"-[0-9a-f]{12}(?=[/.])")  # the end of a name of `prepared.path_for`
 
 
@@ -51,9 +52,12 @@ class TrainingRecorder(pl.Callback):
         self.seen["lr"].append([group["lr"] for group in groups])
         self.write(self.seen)
         if self.kill_at and len(self.seen["batches"]) >= self.kill_at:
+            deadline = time.monotonic() + WRITE_SECONDS
+            # A thread may still be writing. If it wrote an older step, the next batch comes first.
+            while newest_step() < self.kill_at - 2 and time.monotonic() < deadline:
+                time.sleep(0.1)
             if newest_step() >= self.kill_at - 2:
                 os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(0.5)  # a thread is still writing: try again after the next batch
 
     def on_validation_end(self, trainer: Any, module: Any) -> None:
         if not trainer.sanity_checking:
