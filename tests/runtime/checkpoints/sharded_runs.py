@@ -106,7 +106,7 @@ def run(
         os.environ.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
         disk = Path(f"host{rank}")
         disk.mkdir(exist_ok=True)
-    if options.get("strategy") == "fsdp" and os.environ["RANK"] != "0":
+    if options.get("strategy") == "fsdp" and os.environ.get("RANK", "0") != "0":
         build_on_meta()
     recorder = Recorder()
     record_memory(recorder.seen)
