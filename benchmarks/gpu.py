@@ -218,7 +218,7 @@ def step(lab: Lab) -> Iterator[Answer]:
 
 LOST = "rank 1 on host algo-2"
 FAULTS: dict[str, tuple[set[int], str, bool]] = {  # statuses; rank 0's failure; shown by a CPU
-    "raises": ({1}, f"{LOST} failed: ValueError: a broken cable", True),
+    "raises": ({1}, rf"{LOST} failed: watch.py:\d+ raise_error: ValueError: a broken cable", True),
     "aborts": ({1, -6}, LOST, True),
     "is_killed": ({1, -9, -6}, LOST, False),  # benchmarks/stress.py has these on gloo
     "sleeps": ({1, -6}, f"no progress for 30 s.*{LOST} was in", False),
