@@ -4,7 +4,7 @@
 (splits.complete), and encodes them in batches. `Data.setup` opens the files that it wrote. A loader
 chooses the rows of each batch (batches.loader), and `BatchDataset` gathers them.
 
-To train on something else, replace this file: docs/data_and_model.md.
+To train on something else, replace this file: docs/data.md.
 """
 
 from importlib.metadata import version

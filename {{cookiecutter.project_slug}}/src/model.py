@@ -1,6 +1,6 @@
 """The model: a byte-level CNN with n-grams, or any Hugging Face sequence classifier; AdamW.
 
-To train something else, replace this file: docs/data_and_model.md.
+To train something else, replace this file: docs/model.md.
 """
 
 import functools

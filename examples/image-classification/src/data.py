@@ -76,7 +76,7 @@ class Images(Dataset):
 
 
 def augmented(image: Image.Image, options: Options) -> Image.Image:
-    """The image rotated, shifted and perhaps mirrored, at random: see docs/data_and_model.md."""
+    """The image rotated, shifted and perhaps mirrored, at random: see docs/data.md."""
     angle, right, down, mirror = (2 * torch.rand(4) - 1).tolist()
     if options.flip and mirror < 0:
         image = ImageOps.mirror(image)

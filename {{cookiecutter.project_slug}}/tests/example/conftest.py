@@ -1,6 +1,6 @@
 """Small data and a small Hugging Face checkpoint for the tests of the example.
 
-Delete this folder when you replace data.py or model.py (docs/data_and_model.md).
+Delete this folder when you replace data.py or model.py (docs/model.md).
 """
 
 import csv

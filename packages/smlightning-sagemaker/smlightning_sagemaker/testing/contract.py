@@ -59,7 +59,7 @@ def options(small_folder: Path) -> dict[str, Any]:
     if unknown:
         pytest.fail(
             f"tests/small.py uses {', '.join(unknown)}, which src/options.py does not declare: "
-            "rewrite it for your data (docs/data_and_model.md)",
+            "rewrite it for your data (docs/model.md)",
             pytrace=False,
         )
     return given
