@@ -13,7 +13,7 @@ export MYPY_CACHE_DIR := $(CURDIR)/$(VENV)/mypy_cache
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test package-tests template-tests elsewhere lint types docs pictures images bench gpu wheels \
+.PHONY: help demo test package-tests template-tests elsewhere lint types docs reference pictures images bench gpu wheels \
   stress clean project
 
 help:  ## this list
@@ -87,13 +87,16 @@ $(VENV)/.docs: pyproject.toml | $(BIN)/python
 docs: $(VENV)/.docs  ## the pages as a site in build/site; a broken link or heading fails
 	$(BIN)/mkdocs build --strict $(ARGS)
 
+reference: $(VENV)/.tests  ## write the page of options, keys, images and commands
+	PYTHONPATH='$(RUNTIME):$(SOURCE)/src' $(BIN)/python docs/reference.py
+
 pictures: $(VENV)/.tests  ## draw the README's pictures from real runs; ARGS=--check fails if one is stale
 	$(BIN)/python docs/pictures.py $(ARGS)
 
 images: $(VENV)/.tests  ## each image of the table proven with its own torch: make images ARGS="smddp current"
 	PYTHONPATH='$(RUNTIME):tests:tests/template' $(BIN)/python -m images.prove $(ARGS)
 
-bench: $(VENV)/.tests  ## the figures of docs/evidence.md: make bench ARGS="--against ../older"
+bench: $(VENV)/.tests  ## the figures of docs/measurements.md: make bench ARGS="--against ../older"
 	$(BIN)/python benchmarks/bench.py $(ARGS)
 
 gpu: $(VENV)/.tests  ## what only a GPU can answer; without one: make gpu ARGS="--device cpu --small"

@@ -1,4 +1,4 @@
-"""Runs the benchmarks behind docs/evidence.md, one after the other: `make bench`.
+"""Runs the benchmarks behind docs/measurements.md, one after the other: `make bench`.
 
     make bench                              # all, an hour on a quiet machine
     make bench ARGS="--small"               # only whether each runs, in about a minute: .ci/run

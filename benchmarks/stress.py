@@ -10,7 +10,7 @@
 
 With `--strategy fsdp` runs are sharded (kills, stops, damage, ranks). Ranks are forked: torch and Lightning are imported once.
 
-Prints a line per trial and a summary; the status is 1 if a trial failed. docs/evidence.md has
+Prints a line per trial and a summary; the status is 1 if a trial failed. docs/measurements.md has
 the figures.
 """
 

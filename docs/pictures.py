@@ -1,10 +1,10 @@
 """Draw the README's pictures from real runs of generated projects: `make pictures`.
 
-docs/rehearsal.svg: a rehearsal, whose lines appear one after the other.
+docs/verdicts.svg: what preflight and a rehearsal print at the end, a still picture.
 docs/curves.png: the curves of a training.
 
-With --check nothing is written. A rehearsal and a short training show whether the pictures still
-have the lines and metrics that the code prints; the exit status is 1 if not.
+With --check nothing is written. A preflight, a rehearsal and a short training show whether the
+pictures still have the lines and metrics that the code prints; the exit status is 1 if not.
 """
 
 import argparse
@@ -15,7 +15,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 from html import escape
 from pathlib import Path
 
@@ -25,29 +24,25 @@ from PIL.PngImagePlugin import PngInfo
 from rich.text import Text
 
 DOCS = Path(__file__).resolve().parent
-REHEARSE = ["-m", "smlightning_sagemaker", "rehearse", "--hosts", "2", "--processes", "2"]
-REHEARSE += ["--distribution", "torch_distributed"]
+VERDICTS = DOCS / "verdicts.svg"
+COMMAND = [sys.executable, "-m", "smlightning_sagemaker"]
+REHEARSE = ["rehearse", "--hosts", "2", "--processes", "2"]
+MISTAKE = 'distribution = "smddp"'  # of job.toml; preflight rejects it for the default instances
 CURVES = DOCS / "curves.png"
 SHORT = ["--max_steps", "2", "--val_check_steps", "1", "--log_every", "1"]
 METRICS = "metrics"  # of a png: where its columns are kept
 
 COLUMNS = 110
-# The picture shows these lines of the hosts; "…" stands for the others.
-SHOWN = re.compile(r"torchrun --nnodes|host  +node|127\.0\.0\.\d|all-reduce|global_batch=|step=")
-HOSTS_LINE = re.compile(r"host \d+ ")
-HOST_NAME = re.compile(r"(?<=127\.0\.0\.\d )\([\w.-]+\)")
+SHOWN = re.compile(r"(error|job|cost|preflight|\d hosts ×) |[┏┃┡└]|│ \S")
+LEFT_OUT = re.compile(r"│ model-predicts")  # after 20 steps the answer is still a wrong one
 CONTROL = re.compile(r"\x1b\[[\d;?]*[A-HJKSTfhlsu]")  # cursor movements, not colours
 
-# Seconds of the picture: a pause is at most LONGEST long, and the last line stays for REST.
-LONGEST, REST = 1.2, 10.0
 WIDTH, HEIGHT, MARGIN = 8.4, 19, 16  # of a character, of a line, around the text
 STYLES = {  # by rich's names
     "bold": 'font-weight="bold"', "dim": 'opacity="0.6"', "color(1)": 'fill="#ff7b72"',
     "color(2)": 'fill="#7ee787"', "color(3)": 'fill="#f2cc60"', "color(4)": 'fill="#79c0ff"',
     "color(5)": 'fill="#d2a8ff"', "color(6)": 'fill="#76e3ea"',
 }  # fmt: skip
-
-Line = tuple[float, Text]  # the second in which it appears
 
 
 def main() -> int:
@@ -58,11 +53,11 @@ def main() -> int:
     check = parser.parse_args().check
     with tempfile.TemporaryDirectory(prefix="pictures-") as folder:
         project = generate(Path(folder))
-        lines = shown(rehearse(project))
+        lines = verdicts(project)
         metrics = train(project, check)
         if check:
             return report([*stale_lines(lines), *stale_curves(metrics)])
-        (DOCS / "rehearsal.svg").write_text(svg(lines), encoding="utf-8")
+        VERDICTS.write_text(svg(lines), encoding="utf-8")
         keep_curves(project / "outputs" / "curves.png", metrics)
     return 0
 
@@ -78,80 +73,64 @@ def environment(project: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": package, "OMP_NUM_THREADS": "1", **size}
 
 
-def rehearse(project: Path) -> list[Line]:
-    """All lines that a rehearsal prints on a terminal, with the second of each."""
-    terminal, end = pty.openpty()
-    start = time.monotonic()
-    process = subprocess.Popen(
-        [sys.executable, *REHEARSE], cwd=project, env=environment(project), stdout=end, stderr=end
-    )
-    os.close(end)
-    lines: list[Line] = []
-    with os.fdopen(terminal, encoding="utf-8", errors="replace", newline="\n") as output:
-        try:
-            for line in output:
-                printed = CONTROL.sub("", line).rstrip("\r\n").rpartition("\r")[2]
-                lines.append((time.monotonic() - start, Text.from_ansi(printed)))
-        except OSError:  # how Linux says that the other end is closed
-            pass
-    if process.wait():
-        sys.exit("the rehearsal failed:\n" + "\n".join(text.plain for _, text in lines))
+def verdicts(project: Path) -> list[Text]:
+    """The lines of the picture: preflight of a job with a mistake, then a rehearsal of it."""
+    right = (project / "job.toml").read_text(encoding="utf-8")
+    wrong = re.sub(r"(?m)^distribution = .*", MISTAKE, right)
+    (project / "job.toml").write_text(wrong, encoding="utf-8")
+    failed = printed(project, ["preflight", "--offline"], status=1)
+    (project / "job.toml").write_text(right, encoding="utf-8")
+    rehearsed = printed(project, REHEARSE, status=0)
+    title = max(at for at, line in enumerate(rehearsed) if line.plain.startswith("2 hosts"))
+    lines = [Text("$ make preflight", "bold"), *chosen(failed), Text()]
+    lines += [Text("$ make rehearse", "bold"), *chosen(rehearsed[title:])]
+    for line in lines:
+        line.truncate(COLUMNS, overflow="ellipsis")
     return lines
 
 
-def shown(lines: list[Line]) -> list[Line]:
-    """The lines of the picture: no status line, and the important ones of the hosts' output."""
-    command = " ".join(["smlightning", *REHEARSE[2:]])
-    kept: list[Line] = [(0.0, Text(f"$ {command}", "bold"))]
-    for second, line in lines:
-        text = line.plain.strip()
-        if not text or "hosts ended" in text:
-            continue
-        if HOSTS_LINE.match(text) and not SHOWN.search(text):
-            if kept[-1][1].plain != "…":
-                kept.append((second, Text("…", "dim")))
-            continue
-        kept.append((second, without_host_name(line)))
-    return kept
+def printed(project: Path, words: list[str], status: int) -> list[Text]:
+    """The lines that a command prints on a terminal."""
+    terminal, end = pty.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, *words], cwd=project, env=environment(project), stdout=end, stderr=end
+    )
+    os.close(end)
+    lines: list[Text] = []
+    with os.fdopen(terminal, encoding="utf-8", errors="replace", newline="\n") as output:
+        try:
+            for line in output:
+                text = CONTROL.sub("", line).rstrip("\r\n").rpartition("\r")[2]
+                lines.append(Text.from_ansi(text))
+        except OSError:  # how Linux says that the other end is closed
+            pass
+    if process.wait() != status:
+        sys.exit(f"{words} failed:\n" + "\n".join(line.plain for line in lines))
+    return lines
 
 
-def without_host_name(line: Text) -> Text:
-    """The line without this machine's name, at the same width."""
-    for match in HOST_NAME.finditer(line.plain):
-        begin, end = match.span()
-        line = Text.assemble(line[:begin], " " * (end - begin), line[end:])
-    return line
+def chosen(lines: list[Text]) -> list[Text]:
+    """The lines with a verdict, and of a check its first line."""
+    return [each for each in lines if SHOWN.match(each.plain) and not LEFT_OUT.match(each.plain)]
 
 
-def svg(lines: list[Line]) -> str:
-    """A terminal in which the lines appear. Without animation, all of them are there."""
-    appears, last, now = [], 0.0, 0.0
-    for second, _ in lines:
-        now += min(second - last, LONGEST)
-        last = second
-        appears.append(now)
-    duration = now + REST
+def svg(lines: list[Text]) -> str:
+    """A terminal with these lines."""
     width = COLUMNS * WIDTH + 2 * MARGIN
     height = len(lines) * HEIGHT + 2 * MARGIN
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}">',
-        "<title>make rehearse, pauses shortened</title>",
+        "<title>make preflight rejects a job; make rehearse lists each check</title>",
         f'<rect width="{width:g}" height="{height:g}" rx="8" fill="#161b22"/>',
         '<g font-family="ui-monospace, SFMono-Regular, Menlo, Consolas, monospace" '
         'font-size="14" fill="#e6edf3">',
     ]
-    for number, ((_, line), second) in enumerate(zip(lines, appears, strict=True), 1):
-        line.truncate(COLUMNS, overflow="ellipsis")
+    for number, line in enumerate(lines, 1):
         y = MARGIN + number * HEIGHT - 5
         length = line.cell_len * WIDTH
-        animation = (
-            '<animate attributeName="opacity" values="0;1;1" calcMode="discrete" '
-            f'keyTimes="0;{second / duration:.4f};1" dur="{duration:.1f}s" '
-            'repeatCount="indefinite"/>'
-        )
         out.append(
-            f'<g>{animation if second else ""}<text x="{MARGIN}" y="{y}" '
-            f'textLength="{length:.1f}" lengthAdjust="spacingAndGlyphs">{spans(line)}</text></g>'
+            f'<text x="{MARGIN}" y="{y}" textLength="{length:.1f}" '
+            f'lengthAdjust="spacingAndGlyphs">{spans(line)}</text>'
         )
     return "\n".join([*out, "</g>", "</svg>", ""])
 
@@ -199,16 +178,13 @@ def form(line: str) -> str:
     return re.sub(r"[\s─━┏┓┡┩┳╇└┘┴]+", " ", re.sub(r"\d[\d.,]*(e[+-]?\d+)?", "#", line)).strip()
 
 
-def stale_lines(lines: list[Line]) -> list[str]:
-    """Lines of docs/rehearsal.svg that the code no longer prints, and new lines that it lacks."""
-    drawn = (DOCS / "rehearsal.svg").read_text(encoding="utf-8")
-    texts = re.findall(r"<text[^>]*>(.*?)</text>", drawn)
-    plain = {form(unescaped(re.sub(r"<[^>]+>", "", text))) for text in texts}
-    for _, line in lines:
-        line.truncate(COLUMNS, overflow="ellipsis")
-    printed = {form(line.plain) for _, line in lines}
-    gone = [f"rehearsal.svg has a line that is printed no more: {each}" for each in plain - printed]
-    return sorted(gone) + sorted(f"rehearsal.svg lacks: {each}" for each in printed - plain)
+def stale_lines(lines: list[Text]) -> list[str]:
+    """Lines of the picture that the code no longer prints, and new lines that it lacks."""
+    texts = re.findall(r"<text[^>]*>(.*?)</text>", VERDICTS.read_text(encoding="utf-8"))
+    drawn = {form(unescaped(re.sub(r"<[^>]+>", "", text))) for text in texts}
+    now = {form(line.plain) for line in lines}
+    gone = [f"{VERDICTS.name} has a line that is printed no more: {each}" for each in drawn - now]
+    return sorted(gone) + sorted(f"{VERDICTS.name} lacks: {each}" for each in now - drawn)
 
 
 def unescaped(text: str) -> str:

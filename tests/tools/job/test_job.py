@@ -1,6 +1,5 @@
 """job.toml as it is read: every mistake of the file at once, each with its key and its hint."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ from smlightning_sagemaker import findings
 from smlightning_sagemaker.job import aws, job, request
 from smlightning_sagemaker.job.job import Job, JobError
 
-TEMPLATE = next(Path(__file__).parents[3].glob("{{*}}"))
 PLAIN = {"name": "x", "region": "us-east-1", "instance_type": "ml.g5.xlarge", "instance_count": 1}
 
 
@@ -116,12 +114,6 @@ def test_the_projects_file_says_the_defaults(tmp_path: Path) -> None:
     for name, field in Job.model_fields.items():
         if not field.is_required() and name not in ANSWERED:
             assert getattr(written, name) == field.get_default(call_default_factory=True), name
-
-
-def test_the_reference_lists_every_key() -> None:
-    page = (TEMPLATE / "docs" / "reference.md").read_text(encoding="utf-8")
-    listed = re.findall(r"(?m)^\| `([a-z0-9_.]+)` \|", page.partition("## Keys of job.toml")[2])
-    assert listed == [key.path for key in job.KEYS if key.path not in ("spot", "network")]
 
 
 def test_every_example_of_request_in_the_projects_file_is_valid(tmp_path: Path) -> None:

@@ -73,7 +73,9 @@ class Table(BaseModel):
 class Spot(Table):
     """Spare capacity, up to 90 % cheaper, which AWS may reclaim at any time."""
 
-    enabled: bool = key("EnableManagedSpotTraining", "use spare capacity", default=False)
+    enabled: bool = key(
+        "EnableManagedSpotTraining", "use spare capacity, which AWS may reclaim", default=False
+    )
     max_wait_s: int = key(
         "StoppingCondition.MaxWaitTimeInSeconds",
         "seconds of training and waiting together",
@@ -92,29 +94,52 @@ class Network(Table):
         "VpcConfig.SecurityGroupIds", "IDs of security groups", default=list
     )
     encrypt: bool = key(
-        "EnableInterContainerTrafficEncryption", "encrypt what hosts send", default=False
+        "EnableInterContainerTrafficEncryption",
+        "encrypt what hosts send each other; slower",
+        default=False,
     )
 
 
 class Job(Table):
     """Every answer that a job needs."""
 
-    name: str = key("TrainingJobName", "its beginning; the time is added", derived=True)
-    region: str = key("", "AWS's region")
-    profile: str = key("", "profile of AWS's configuration that sends the job", default="")
+    name: str = key(
+        "TrainingJobName",
+        "beginning of the job's name: at most 47 letters, digits and hyphens; the time is added",
+        derived=True,
+    )
+    region: str = key("", "AWS's region of the job and its bucket")
+    profile: str = key(
+        "",
+        "profile of ~/.aws/config that sends the job; empty: the environment's credentials",
+        default="",
+    )
     instance_type: str = key("ResourceConfig.InstanceType", "type of the hosts", min_length=1)
     instance_count: int = key("ResourceConfig.InstanceCount", "hosts", ge=1, le=MOST)
     distribution: Distribution = key("", "how processes are started", default="auto")
     image: str = key(
         "AlgorithmSpecification.TrainingImage",
-        "auto, smddp, mpirun, current, or an image's URI",
+        "auto, current, mpirun, smddp, or the address of an image",
         default="auto",
         derived=True,
     )
-    role: str = key("RoleArn", "execution role", default="", derived=True)
-    bucket: str = key("", "for code, models and checkpoints", default="")
+    role: str = key(
+        "RoleArn",
+        "name or ARN of the execution role; empty: that of SageMaker Studio",
+        default="",
+        derived=True,
+    )
+    bucket: str = key(
+        "",
+        "for code, models and checkpoints; empty: SageMaker's default bucket",
+        default="",
+    )
     volume_gb: int = key(
-        "ResourceConfig.VolumeSizeInGB", "disk of each host", default=100, ge=1, le=MOST
+        "ResourceConfig.VolumeSizeInGB",
+        "disk of each host; no effect on types with disks of their own",
+        default=100,
+        ge=1,
+        le=MOST,
     )
     max_run_s: int = key(
         "StoppingCondition.MaxRuntimeInSeconds",
@@ -124,38 +149,45 @@ class Job(Table):
         le=28 * 86_400,  # CreateTrainingJob, StoppingCondition
     )
     checkpoint_s3: str = key(
-        "CheckpointConfig.S3Uri", "auto, an address, or empty", default="auto", derived=True
+        "CheckpointConfig.S3Uri",
+        "where SageMaker copies checkpoints, and resumes from: auto, an address, or empty: nowhere",
+        default="auto",
+        derived=True,
     )
     forward_stop: bool = key(
         "AlgorithmSpecification.ContainerEntrypoint",
-        "forward SageMaker's SIGTERM to training",
+        "SageMaker's SIGTERM (spot, stop, max_run_s) reaches training; not tested on AWS",
         default=False,
         derived=True,
     )
     keep_alive_s: int = key(
         "ResourceConfig.KeepAlivePeriodInSeconds",
-        "seconds that instances wait for the next job",
+        "seconds that instances wait, billed, for the next job; not with spot",
         default=0,
         ge=0,
         le=MOST,
     )
     price_per_hour: float = key(
-        "", "US dollars for one instance and hour", default=0.0, ge=0, le=100_000
+        "", "US dollars for one instance and hour; 0: AWS's price", default=0.0, ge=0, le=100_000
     )
     hyperparameters: dict[str, Value] = key(
-        "HyperParameters", "options of src/train.py", default=dict, derived=True
+        "HyperParameters",
+        "options of src/train.py; the AWS console shows them",
+        default=dict,
+        derived=True,
     )
     channels: dict[str, Channel] = key(
-        "InputDataConfig", "data that SageMaker copies to hosts", default=dict, derived=True
+        "InputDataConfig", "data that SageMaker copies to each host", default=dict, derived=True
     )
     spot: Spot = key("", "spare capacity", default=Spot)
     network: Network = key("", "your VPC", default=Network)
     environment: dict[str, str] = key(
-        "Environment", "variables of the container", default=dict, derived=True
+        "Environment",
+        "variables of the container; the AWS console shows them",
+        default=dict,
+        derived=True,
     )
-    secrets: dict[str, str] = key(
-        "", "variable of a process → secret that it is filled from", default=dict
-    )
+    secrets: dict[str, str] = key("", "variable → secret, which the job's role reads", default=dict)
     tags: dict[str, str] = key("Tags", "cost-allocation tags", default=dict, derived=True)
     request: dict[str, Any] = key("", "other members of CreateTrainingJob", default=dict)
 

@@ -56,14 +56,14 @@ def parser() -> argparse.ArgumentParser:
     add("--channel", action="append", default=[], metavar="NAME=DIR", help=local)
     inherit = "pass a variable of your shell to the hosts, also as the value of a secret"
     add("--inherit", action="append", default=[], metavar="NAME", help=inherit)
-    limit = "limit for one epoch, validation and test (20); 0: all batches of all epochs"
+    limit = "batches of one epoch, validation and test (20; 200 with --*-host); 0: no limit"
     add("--batches", type=int, metavar="N", help=limit)
     add("hyperparameters", nargs="*", metavar="-- --NAME VALUE", help="options of train.py")
 
     faults = command.add_argument_group("faults in the middle of training, one at a time")
     add = faults.add_mutually_exclusive_group().add_argument
-    add("--fail-rank", type=int, metavar="R", help="raise an error on rank R, from 0")
-    add("--kill-rank", type=int, metavar="R", help="kill rank R")
+    add("--fail-rank", type=int, metavar="R", help="raise an error on rank R, from 0, in step 2")
+    add("--kill-rank", type=int, metavar="R", help="kill rank R in step 2")
     stop = "send SIGTERM to host N, from 1, restart the job, and compare weights"
     add("--stop-host", type=int, metavar="N", help=stop)
     lose = "kill host N once there is a checkpoint, restart the job, and compare weights"
@@ -72,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
     add = command.add_argument_group("time and output").add_argument
     add("--timeout", type=float, default=1800, metavar="S", help="end after S seconds (1800)")
     add("--json", type=Path, metavar="FILE", help="write the verdicts and each rank's facts")
-    add("--keep", type=Path, metavar="DIR", help="keep the hosts' folders and complete logs")
+    add("--keep", type=Path, metavar="DIR", help="move the hosts' folders and complete logs to DIR")
     return command
 
 
