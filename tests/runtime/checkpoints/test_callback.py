@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytorch_lightning as pl
 import torch
 from pytorch_lightning import callbacks
 
@@ -83,6 +84,49 @@ def test_the_validated_averages_are_the_best_weights(fit: Fit) -> None:
     go("resumed", crash=HALFWAY)
     go("resumed")
     assert same(saved_weights("alone"), saved_weights("resumed"))
+
+
+class Shadow(pl.Callback):
+    """A moving average as many write it: put into the model for the length of a validation."""
+
+    def __init__(self, *, for_test: bool) -> None:
+        self.average: list[torch.Tensor] = []
+        self.for_test = for_test
+
+    def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
+        weights = [weight.detach().clone() for weight in module.parameters()]
+        pairs = zip(self.average or weights, weights, strict=True)
+        self.average = [0.7 * average + 0.3 * weight for average, weight in pairs]
+
+    def on_validation_start(self, trainer: Any, module: Any) -> None:
+        self.trained = [weight.data for weight in module.parameters()]
+        for weight, average in zip(module.parameters(), self.average, strict=False):
+            weight.data = average
+
+    def on_validation_end(self, trainer: Any, module: Any) -> None:
+        for weight, trained in zip(module.parameters(), self.trained, strict=True):
+            weight.data = trained
+
+    def on_test_start(self, trainer: Any, module: Any) -> None:
+        self.average = [0.9 * average for average in self.average]  # not those of the best epoch
+        if self.for_test:
+            self.on_validation_start(trainer, module)
+
+    def on_test_end(self, trainer: Any, module: Any) -> None:
+        if self.for_test:
+            self.on_validation_end(trainer, module)
+
+
+@pytest.mark.parametrize("for_test", [False, True])
+def test_weights_that_any_callback_exchanges_for_validation_are_those_saved(
+    for_test: bool, fit: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = fit(Averaged, callbacks=(Shadow(for_test=for_test),), epochs=3).lightning_module
+    scores = {score: weight for stage, weight, score in module.scores if stage == "fit"}
+    assert saved_weights()["0.weight"][0].item() == scores[min(scores)]
+    (tested,) = [weight for stage, weight, _ in module.scores if stage == "test"]
+    warning = "the test measures other weights than the best" in capsys.readouterr().err
+    assert warning == for_test == (tested != scores[min(scores)])
 
 
 class Averaged(Line):

@@ -24,7 +24,7 @@ from smlightning.checkpoints.lock import lock
 from smlightning.checkpoints.plugin import CheckpointPlugin
 from smlightning.checkpoints.position import Position
 from smlightning.checkpoints.snapshot import snapshot
-from smlightning.checkpoints.unsupported import averages_weights, check_trainer
+from smlightning.checkpoints.unsupported import check_trainer
 from smlightning.checkpoints.writer import CheckpointWriter
 from smlightning.cluster import collectives, ending, exchange, session, signals
 from smlightning.cluster.sharding import ShardedStrategy
@@ -32,6 +32,7 @@ from smlightning.cluster.shards import weights_like
 from smlightning.data.stateful import resumes_exactly
 from smlightning.errors import UserError
 from smlightning.options import Option
+from smlightning.tensors import checksums_of_parts
 from smlightning.training import hangs, loop
 from smlightning.training.rank_checks import equal_on_ranks, equally_many
 
@@ -84,7 +85,10 @@ class Checkpoints(Checkpoint):
         self.optimizers: list[str] = []  # names of their classes
         self.best = Best(monitor, mode)
         self.validated = False  # whether this process has validated
-        self.averages: dict[str, torch.Tensor] = {}  # weights that were validated, if averaged
+        self.trained: list[int] = []  # checksums of the weights before an evaluation
+        self.validated_weights: list[int] = []  # and of those in it
+        self.are_exchanged = False  # a callback has put others into the model, as averages
+        self.exchanged: Any = None  # a copy of them
 
     # For train.py
 
@@ -151,6 +155,7 @@ class Checkpoints(Checkpoint):
         if not self.writer.is_sharded:
             for tensor in filter(torch.is_tensor, model.state_dict().values()):
                 tensor.copy_(collectives.of_rank_0(tensor))
+        self.trained = checksums_of_parts(model.parameters())
 
     def finish(self) -> None:
         """The run is complete, artifacts included, on every rank: the next one starts anew.
@@ -313,6 +318,8 @@ class Checkpoints(Checkpoint):
             last=last,
             validation_next=loop.validates_next(trainer),
         )
+        if self.position.validation_next:
+            self.trained = checksums_of_parts(pl_module.parameters())
         loop.check_count(trainer, self.position.step)
         if self.position.step == 1 and trainer.is_global_zero:
             resume.begin_anew(self.directory)  # not before: a mistake in model or data ends the run
@@ -358,19 +365,31 @@ class Checkpoints(Checkpoint):
         if not self.agreement.stop:
             return
         if trainer.state.fn == "fit":
-            if averages_weights(trainer):
-                return  # the model holds its averages; the run stops after validation
+            if self.are_exchanged:
+                return  # the model holds other weights; the run stops after validation
             self._save(trainer, wait=True)
         self._stop(trainer)
 
     on_test_batch_end = on_validation_batch_end
 
-    def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Copy the averages, which weight averaging has just put into the model: it removes them
-        before their score is known.
+    def on_validation_batch_start(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        batch: Any,
+        batch_idx: int,
+        *_: Any,
+    ) -> None:
+        """Copy weights that a callback has exchanged for the validation, as averages: it puts the
+        trained ones back before the score is known.
         """
-        if trainer.is_global_zero and averages_weights(trainer):
-            self.averages = snapshot(pl_module.state_dict(), {})
+        if trainer.state.fn != "fit" or trainer.sanity_checking or self.validated_weights:
+            return
+        self.validated_weights = checksums_of_parts(pl_module.parameters())
+        differ = self.validated_weights != self.trained
+        self.are_exchanged = collectives.any_rank(differ) if self.equally_many else differ
+        if self.are_exchanged and self.writer.keeps_best:
+            self.exchanged = snapshot(pl_module.state_dict(), {})
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.state.fn != "fit" or trainer.sanity_checking:
@@ -380,7 +399,27 @@ class Checkpoints(Checkpoint):
         before = self.best
         self.best = before.after(self._score(trainer), self.position)
         if self.best is not before and self.writer.keeps_best:
-            self.writer.keep_best(self.averages or pl_module.state_dict())
+            self.writer.keep_best(self.exchanged or pl_module.state_dict())
+        self.trained, self.validated_weights = [], []
+        self.are_exchanged, self.exchanged = False, None
+
+    def on_test_batch_start(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        batch: Any,
+        batch_idx: int,
+        *_: Any,
+    ) -> None:
+        """Warn once if a callback has exchanged the best weights, which are saved."""
+        trained, self.trained = self.trained, []
+        is_first = trained and trainer.is_global_zero
+        if is_first and trained != checksums_of_parts(pl_module.parameters()):
+            print(
+                "warning: the test measures other weights than the best ones, which are saved: a "
+                "callback exchanges them; let it do so in validation only",
+                file=sys.stderr,
+            )
 
     def _score(self, trainer: pl.Trainer) -> float:
         """The monitored metric of a validation, the same on every rank. Collective."""
