@@ -70,7 +70,7 @@ def test_the_loops_have_the_private_counters(trainer: pl.Trainer) -> None:
     assert loop._restarting is False and loop._data_fetcher is None
     assert loop.epoch_loop._batches_that_stepped == 0
     assert callable(loop.epoch_loop._should_check_val_fx)
-    assert hasattr(trainer, "val_check_batch")
+    assert hasattr(trainer, "val_check_batch") and trainer._results is None
     assert trainer.is_last_batch is False
     assert loops.steps(trainer) == 0
     assert loops.batches_of_epoch(trainer) == 0 and loops.batches_trained(trainer) == 0

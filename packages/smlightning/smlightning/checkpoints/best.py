@@ -3,15 +3,17 @@
 import math
 import re
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from smlightning.checkpoints.position import Position
 from smlightning.errors import UserError
 from smlightning.options import check_monitor_name
 
 # Last words of metrics' names, and words that reverse their meaning.
-LOWER_IS_BETTER = {"loss", "error", "perplexity", "mse", "rmse", "mae", "wer", "cer", "nll"}
-HIGHER_IS_BETTER = {"accuracy", "acc", "f1", "auc", "auroc", "bleu", "rouge", "iou", "recall"}
+LOWER_IS_BETTER = set("loss error perplexity mse rmse mae mape wer cer nll fid".split())  # noqa: SIM905
+HIGHER_IS_BETTER = set(
+    "accuracy acc f1 auc auroc bleu rouge iou miou dice precision recall r2 ndcg psnr ssim".split()  # noqa: SIM905
+)
 SIGNED = {"neg", "negative", "minus", "inverse"}
 
 
@@ -41,6 +43,23 @@ class Best:
                 f"set MODE to {'min' if self.mode == 'max' else 'max'!r} in src/options.py; if "
                 f"{self.mode!r} is right, log the metric as "
                 f"{self.monitor.rpartition('/')[0] or 'val'}/negative_{word[-1]}",
+            )
+
+    def check_metric(self, metric: Any) -> None:
+        """Raise a UserError if torchmetrics knows that the other ``mode`` is best.
+
+        Args:
+            metric: the torchmetrics object that the model logs as ``monitor``, or None.
+        """
+        higher = getattr(metric, "higher_is_better", None)
+        right = "max" if higher else "min"
+        if higher is not None and self.mode != right:
+            raise UserError(
+                f"MODE is {self.mode!r}, and {self.monitor} is torchmetrics' "
+                f"{type(metric).__name__}, whose best value is the "
+                f"{'highest' if higher else 'lowest'}",
+                f"set MODE to {right!r} in src/options.py; if {self.mode!r} is right, log the "
+                "metric's compute()",
             )
 
     def __str__(self) -> str:

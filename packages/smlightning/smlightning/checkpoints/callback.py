@@ -433,6 +433,7 @@ class Checkpoints(Checkpoint):
                 "selects the best weights",
                 f"log {monitor} in the model, or set MONITOR to one of these metrics",
             )
+        self.best.check_metric(loop.logged_metric(trainer, monitor))
         value = float(trainer.callback_metrics[monitor])
         return equal_on_ranks(monitor, value, trainer.sanity_checking)
 

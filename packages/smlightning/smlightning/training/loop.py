@@ -56,6 +56,13 @@ def step_metrics(trainer: pl.Trainer) -> dict[str, Any]:
     return connector.metrics["log"] if is_within_batch and connector.should_update_logs else {}
 
 
+def logged_metric(trainer: pl.Trainer, name: str) -> Any:
+    """The torchmetrics object that the current loop's ``self.log`` got; None if it got a number."""
+    logged = (trainer._results or {}).values()
+    named = (each.value for each in logged if each.meta.name == name and not each.is_tensor)
+    return next(named, None)
+
+
 def validates_next(trainer: pl.Trainer) -> bool:
     """Whether validation follows the batch that was just trained on."""
     loop = trainer.fit_loop
