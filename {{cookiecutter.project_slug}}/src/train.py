@@ -39,7 +39,7 @@ def train(options: Options) -> None:
             max_epochs=options.epochs,
             max_steps=options.max_steps,
             accumulate_grad_batches=options.accumulate_grad_batches,
-            gradient_clip_val=options.gradient_clip_val,
+            gradient_clip_val=run.gradient_clip_val(model),
             log_every_n_steps=options.log_every,
             num_sanity_val_steps=1,  # shows before training whether validation logs MONITOR
             # mpirun gives a rank a terminal as stdout, and none as stderr

@@ -90,6 +90,23 @@ class Run:
             return "bf16-mixed"
         return "32-true" if self.options.strategy == "fsdp" else "16-mixed"
 
+    def gradient_clip_val(self, model: pl.LightningModule) -> float | None:
+        """The Trainer's ``gradient_clip_val`` for the option of that name.
+
+        None in manual optimization, where Lightning clips nothing and the model does it itself.
+        """
+        wanted = self.options.gradient_clip_val
+        # without super().__init__(), which check_complete reports, the model lacks it
+        if getattr(model, "automatic_optimization", True):
+            return wanted
+        if wanted and session.current_cluster().rank == 0:
+            print(
+                f"manual optimization: gradient_clip_val={wanted:g} is not applied; to clip, call "
+                f"self.clip_gradients(optimizer, {wanted:g}) in training_step",
+                flush=True,
+            )
+        return None
+
     def callbacks(self, data_divided: bool = True) -> list[pl.Callback]:
         """The callbacks, in the order that they need: checkpoints last, after what they save.
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
+import torchmetrics
 
 import train
-from small_training import Fit, Line, Manual, Numbers
+from small_training import BATCHES, Fit, Line, Manual, Numbers
 from smlightning import entry
 from smlightning.cluster import signals
 
@@ -31,9 +32,9 @@ def main(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_an_error_of_lightnings_configuration_is_a_sentence(
     main: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(Manual) == 1
+    assert main(Manual, accumulate_grad_batches=2) == 1
     (line,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith("error: ")]
-    assert "gradient clipping" in line
+    assert "gradient accumulation" in line
 
 
 def test_an_error_before_the_ranks_meet_is_in_the_failure_file(
@@ -116,6 +117,18 @@ class WithoutSuper(Numbers):
         pass
 
 
+class LowestR2(Line):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.fit_of_line = torchmetrics.R2Score()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.fit_of_line.update(self.net(batch[1]), batch[2])
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("val/loss", self.fit_of_line)
+
+
 @pytest.mark.parametrize(
     ("model", "data", "part"),
     [
@@ -130,6 +143,7 @@ class WithoutSuper(Numbers):
         (ModelWithoutSuper, Numbers, "ModelWithoutSuper.__init__"),
         (OfTwoLoaders, TwoLoaders, "val/loss/dataloader_idx_0"),
         (Line, WithoutSuper, "WithoutSuper.__init__"),
+        (LowestR2, Numbers, "MODE is 'min', and val/loss is torchmetrics' R2Score"),
     ],
 )
 def test_a_mistake_in_the_users_classes_is_one_sentence(
@@ -140,6 +154,67 @@ def test_a_mistake_in_the_users_classes_is_one_sentence(
     assert "Traceback" not in error
     (line,) = [x for x in error.splitlines() if x.startswith("error: ")]
     assert part in line and ";" in line
+
+
+class OneLayer(Line):
+    """Trains the first of its two layers."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.net[0].parameters(), 0.1)
+
+
+class Frozen(OneLayer):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.net[2].requires_grad_(False)
+
+
+LEFT_OUT = "warning: 2 of 4 parameters (net.2.weight, …; 5 numbers) are in no optimizer"
+PART = "warning: accumulate_grad_batches is 4, and a rank has 5 batches"
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "warning"),
+    [
+        (Line, {}, ""),
+        (OneLayer, {}, LEFT_OUT),
+        (Frozen, {}, ""),
+        (Line, {"accumulate_grad_batches": 5}, ""),
+        (Line, {"accumulate_grad_batches": 4}, PART),
+        (Line, {"accumulate_grad_batches": 8}, PART.replace("4", "8")),
+    ],
+)
+def test_what_may_be_meant_is_a_warning_before_training(
+    model: type, options: dict[str, Any], warning: str, fit: Fit, capsys: Any
+) -> None:
+    fit(model, trainer={"limit_train_batches": 5}, epochs=1, **options)
+    warnings = [x for x in capsys.readouterr().err.splitlines() if x.startswith("warning")]
+    assert len(warnings) == bool(warning) and "".join(warnings).startswith(warning)
+
+
+class Clipped(Manual):
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        super().training_step(batch, batch_idx)
+        for optimizer in self.optimizers():  # type: ignore[union-attr]
+            self.clip_gradients(optimizer, 1.0)
+
+
+@pytest.mark.parametrize("clip", [1.0, 0.0])
+@pytest.mark.parametrize("model", [Manual, Clipped])
+def test_manual_optimization_trains_with_any_clipping(
+    model: type, clip: float, fit: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = fit(model, gradient_clip_val=clip)
+    assert trainer.global_step == 4 * BATCHES
+    out = capsys.readouterr().out
+    assert ("gradient_clip_val=1 is not applied" in out) == bool(clip)
+    assert "samples_per_second=" in out and "train/loss" not in out
+
+
+def test_several_optimizers_and_max_steps_end_before_training(main: Any, capsys: Any) -> None:
+    assert main(Manual, max_steps=50) == 1
+    captured = capsys.readouterr()
+    assert "max_steps=50" in captured.err and "step=" not in captured.out
 
 
 def test_another_error_has_its_line_and_its_cause_before_the_trace(main: Any, capsys: Any) -> None:

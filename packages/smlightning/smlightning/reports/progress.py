@@ -135,11 +135,10 @@ class ProgressReport(pl.Callback):
             return
         seconds = time.perf_counter() - self.interval.since
         loss, losses, waited = self._over_ranks(min(self.interval.waited / seconds, 1.0))
-        if not losses:
-            return
-        loss *= self.accumulate / losses
+        if losses:
+            loss *= self.accumulate / losses
         metrics = {
-            "train/loss": loss,
+            **({"train/loss": loss} if losses else {}),  # manual optimization returns none
             "lr": self.lr,
             "samples_per_second": self.interval.samples * self.world_size / seconds,
             "data_wait": waited,

@@ -1,6 +1,8 @@
 """Checks of model and data, for mistakes that Lightning reports late or never."""
 
 import difflib
+import math
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -83,6 +85,34 @@ def untrained_layers(model: torch.nn.Module, optimized: set[int]) -> Iterator[st
                 yield f"{path}.{name}".lstrip(".")
 
 
+def doubts(
+    trainer: pl.Trainer, model: pl.LightningModule, optimized: set[int]
+) -> Iterator[UserError]:
+    """What trains otherwise than many would expect, and may be meant.
+
+    Args:
+        optimized: ids of the weights that an optimizer has.
+    """
+    wanted = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    left_out = [name for name, weights in wanted.items() if id(weights) not in optimized]
+    if left_out:
+        numbers = sum(wanted[name].numel() for name in left_out)
+        yield UserError(
+            f"{len(left_out)} of {len(wanted)} parameters ({left_out[0]}, …; {numbers:,} numbers) "
+            "are in no optimizer, and stay as they are",
+            "give them to one in configure_optimizers; if this is meant, requires_grad_(False)",
+        )
+    batches, accumulate = trainer.num_training_batches, trainer.accumulate_grad_batches
+    rest = 0 if math.isinf(batches) else int(batches) % accumulate
+    if rest:
+        yield UserError(
+            f"accumulate_grad_batches is {accumulate}, and a rank has {batches} batches in an "
+            f"epoch: its last step has {rest}, and so {rest}/{accumulate} of a mean gradient",
+            "use smlightning.data.batches.loader, or a batch_size and accumulate_grad_batches "
+            "that divide the data",
+        )
+
+
 class StepCheck(pl.Callback):
     """Rejects a training without an optimizer, and one whose steps return no loss."""
 
@@ -117,6 +147,16 @@ class StepCheck(pl.Callback):
                 f"{name} is a plain list of layers, so torch does not train them",
                 "make it a torch.nn.ModuleList",
             )
+        several = len(trainer.optimizers) > 1
+        if trainer.max_steps != -1 and several and not pl_module.automatic_optimization:
+            raise UserError(
+                f"max_steps={trainer.max_steps} would end training too early: with several "
+                "optimizers, Lightning counts each one's steps",
+                "set epochs, or the Trainer's limit_train_batches, instead",
+            )
+        if trainer.is_global_zero:
+            for warning in doubts(trainer, pl_module, optimized):
+                print(f"warning: {warning}", file=sys.stderr)
 
     def on_train_batch_end(
         self,
