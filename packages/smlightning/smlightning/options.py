@@ -18,6 +18,7 @@ from argparse import ArgumentError, RawDescriptionHelpFormatter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin, get_type_hints
+from urllib.parse import quote, unquote
 
 from smlightning.errors import UserError
 
@@ -67,6 +68,12 @@ DESCRIPTIONS = {
 }
 
 Resume = Literal["free", "optimizer", "data", "path"]
+
+# SageMaker's toolkit in AWS's images starts the script through a shell (sagemaker-training 5.0.0 to
+# 5.1.2, process.py: `" ".join(cmd)`), which would split and expand a text, execute `$(…)` in it,
+# and drop an empty one. Newer toolkits use no shell, so quotes are no way out.
+ENCODED = "percent-encoded:"
+PLAIN = re.compile(r"(?!--|percent-encoded:)[\w@%+=:,./-]+", re.ASCII)  # shlex.quote's
 
 
 @dataclass(frozen=True)
@@ -143,6 +150,22 @@ def describe_type(kind: Any) -> str:
     return DESCRIPTIONS.get(kind, f"a value of type {getattr(kind, '__name__', kind)}")
 
 
+def encode(value: Any) -> Any:
+    """The value of an option as every launcher passes it on unchanged.
+
+    Only a text that a shell or a command line would change differs: `review text` becomes
+    `percent-encoded:review%20text`, which `read_command_line` decodes.
+    """
+    if not isinstance(value, str) or PLAIN.fullmatch(value):
+        return value
+    return ENCODED + quote(value).replace("~", "%7E")
+
+
+def decode(text: str) -> str:
+    """The text that `encode` was given."""
+    return unquote(text.removeprefix(ENCODED)) if text.startswith(ENCODED) else text
+
+
 def option_parser(cls: type, description: str | None = None) -> ArgumentParser:
     """A flat command line; the project's own options come first in ``--help``.
 
@@ -193,17 +216,20 @@ def parse_command_line(cls: type, argv: Sequence[str], description: str | None =
 def read_command_line(
     cls: type, argv: Sequence[str], description: str | None = None
 ) -> dict[str, Any]:
-    """The value of every option, not yet checked by ``__post_init__``."""
+    """The value of every option, not yet checked by ``__post_init__``.
+
+    SageMaker's toolkit writes an option of one letter as ``-n value``.
+    """
     options = declared_options(cls)
     pairs: list[tuple[str, str]] = []
     remaining = list(argv)
     parser = option_parser(cls, description)
     while remaining:
         argument = remaining.pop(0)
-        if argument in ("--help", "-h"):
+        dashes, name, equals, value = _parts(argument)
+        if name in ("help", "h") and dashes and name not in options:
             parser.parse_args(["--help"])  # raises SystemExit
-        name, equals, value = argument.removeprefix("--").partition("=")
-        if not argument.startswith("--"):
+        if dashes != "--" and not (dashes and name in options and len(name) == 1):
             raise UserError(
                 f"found {argument!r} without an option before it",
                 "write options as --name value; --help lists them",
@@ -216,12 +242,22 @@ def read_command_line(
             if not remaining or remaining[0].startswith("--"):
                 raise OptionError(name, "", describe_type(options[name].type))
             value = remaining.pop(0)
-        pairs.append((name, value))
+        pairs.append((name, decode(value)))
+    # A text stands as it is; argparse drops the text `--`.
+    texts = {name: value for name, value in pairs if options[name].type is str}
+    others = [f"--{name}={value}" for name, value in pairs if name not in texts]
     try:
-        values = parser.parse_args([f"--{name}={value}" for name, value in pairs])
+        values = {**vars(parser.parse_args(others)), **texts}
     except ArgumentError as error:
         _raise_option_error(error, dict(pairs), options)
     return {name: _plain(values[name]) for name in options}
+
+
+def _parts(argument: str) -> tuple[str, str, str, str]:
+    """``--name=value`` as its dashes, name, equals sign and value; each may be empty."""
+    words, equals, value = argument.partition("=")
+    name = words.removeprefix("-").removeprefix("-")
+    return words[: len(words) - len(name)], name, equals, value
 
 
 def _raise_option_error(

@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import tomllib
 from datetime import date
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import sagemaker_training
 from sagemaker import image_uris
 
+import checkout
 from small_job import GOOD, PROJECT
 from smlightning.errors import UserError
 from smlightning_sagemaker.job import aws, images, instances, launchers
@@ -73,8 +75,13 @@ def test_job_toml_describes_profiles_as_the_table_does(profile: images.Profile) 
     assert f"patched until {profile.patched_until}" in comment[1]
 
 
+def test_the_rehearsal_installs_the_toolkit_of_the_current_image() -> None:
+    packages = tomllib.loads((checkout.PACKAGES[1] / "pyproject.toml").read_text())["project"]
+    pins = packages["optional-dependencies"]["rehearsal"]
+    assert pins == [f"sagemaker-training=={images.CURRENT.toolkit}"]
+
+
 def test_efa_is_set_by_the_toolkit_for_the_types_in_its_own_list() -> None:
-    """The toolkit here is newer than those of the images."""
     listed = set(sagemaker_training.SM_EFA_NCCL_INSTANCES) - {"ml.p5e.48xlarge"}
     assert {kind for kind in listed if not without_image(kind)} == images.EFA_SET
     with_rdma = {

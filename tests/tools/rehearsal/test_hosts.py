@@ -8,6 +8,7 @@ from small_rehearsal import small_plan, small_request
 
 import checkout
 from smlightning import hub
+from smlightning.options import decode
 from smlightning_sagemaker.rehearsal.environment import container_environment
 from smlightning_sagemaker.rehearsal.hosts import Host, create_hosts
 from smlightning_sagemaker.rehearsal.plan import Plan
@@ -81,8 +82,9 @@ def test_local_folders_replace_those_of_channels_in_options_and_variables(
         assert of_host["WORDS"] == f"{data}/b"
         assert of_host["PLACES"] == f"{data}:{tmp_path}/a:{place}-3"
         options = configuration(host)["hyperparameters"]
-        assert {path: json.loads(options[path]) for path in paths} == paths
-        assert json.loads(json.loads(options["list"])) == [str(tmp_path)]
+        texts = {name: decode(json.loads(options[name])) for name in (*paths, "list")}
+        assert json.loads(texts.pop("list")) == [str(tmp_path)]
+        assert texts == paths
 
 
 def test_the_environment_is_the_containers(tmp_path: Path) -> None:

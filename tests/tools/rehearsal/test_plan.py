@@ -200,12 +200,12 @@ def test_an_inherited_secret_reaches_the_hosts_apart_from_the_request(
 
 def test_hyperparameters_after_two_dashes() -> None:
     words = ["--epochs", "1", "--lr=1e-3", "--name", "true", "--text", "a b"]
-    values = {"epochs": 1, "lr": 1e-3, "name": True, "text": "a b"}
+    values = {"epochs": 1, "lr": "1e-3", "name": True, "text": "a b"}  # which 0.001 is not
     assert plans.hyperparameters(words) == values
 
 
-@pytest.mark.parametrize("text", ["[3, 4]", '["a", "b"]', '{"a": 1}', "null"])
-def test_a_list_after_two_dashes_stays_text(text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["[3, 4]", '["a", "b"]', '{"a": 1}', "null", '"a"', "007"])
+def test_another_value_after_two_dashes_stays_text(text: str, tmp_path: Path) -> None:
     assert plans.hyperparameters(["--kernels", text]) == {"kernels": text}
     source = ["--source-dir", str(stranger(tmp_path / "code"))]
     plan = planned(tmp_path, *source, "--", "--kernels", text)

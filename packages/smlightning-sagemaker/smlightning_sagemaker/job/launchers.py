@@ -6,7 +6,7 @@ from smlightning_sagemaker.job import instances
 from smlightning_sagemaker.job.job import Job
 
 # Variables of the container that the toolkit or a launcher sets, whatever a job's [environment]
-# says: sagemaker-training 5.1.4 (environment.py, to_env_vars; smdataparallel.py),
+# says: sagemaker-training 5.1.1 (environment.py, to_env_vars; smdataparallel.py),
 # torchrun of torch 2.13 (elastic/agent/server/local_elastic_agent.py), Open MPI 4.1; and those by
 # which Lightning or cluster/slurm.py takes a host for one of Slurm's.
 RESERVED_VARIABLES = frozenset(
@@ -105,7 +105,10 @@ def _hosts(job: Job) -> dict[str, Any]:
 
 
 def _mpi_options(job: Job) -> dict[str, Any]:
-    """The hyperparameter without which the toolkit sets NCCL_DEBUG of [environment] to INFO."""
-    level = job.environment.get("NCCL_DEBUG")
-    option = f"--NCCL_DEBUG={level}" if level else ""
+    """The hyperparameter without which the toolkit sets NCCL_DEBUG of [environment] to INFO.
+
+    The toolkit's shell gets it, so it has to be a word, as NCCL's levels are.
+    """
+    level = job.environment.get("NCCL_DEBUG", "")
+    option = f"--NCCL_DEBUG={level}" if level.isalpha() else ""
     return {"sagemaker_distributed_dataparallel_custom_mpi_options": option}

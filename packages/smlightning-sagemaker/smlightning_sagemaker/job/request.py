@@ -5,12 +5,14 @@ estimator sends the same (tests/tools/job/test_estimator.py).
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from smlightning import hub
+from smlightning import hub, options
+from smlightning.errors import UserError
 from smlightning.reports import log
 from smlightning_sagemaker.job import aws, images, launchers
 from smlightning_sagemaker.job.job import FILE_SYSTEM_CHANNEL, KEYS, S3_CHANNEL, Job
@@ -23,6 +25,7 @@ DRY_ROLE = "placeholder-for-dry-run"
 ARCHIVE = "sourcedir.tar.gz"
 MOST_METRICS = 40  # AlgorithmSpecification.MetricDefinitions, botocore's MetricDefinitionList
 CODE_CHANNEL = "code"  # of an isolated job, as the SDK names it
+OPTION = re.compile(r"[\w.-]+", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -225,11 +228,20 @@ def _sources(table: Mapping[str, Any]) -> set[str]:
 
 
 def hyperparameters(job: Job) -> dict[str, Any]:
-    """The options of train.py, and the flags by which SageMaker's toolkit selects the launcher."""
-    return {**job.hyperparameters, **launchers.flags(job)}
+    """The options of train.py, and the flags by which SageMaker's toolkit selects the launcher.
+
+    Raises:
+        UserError: a name is none of an option's; the toolkit would pass it to a shell.
+    """
+    for name in job.hyperparameters:
+        if not OPTION.fullmatch(name):
+            problem = f"found {name!r}, expected letters, digits, _, - and ."
+            raise UserError(f"hyperparameters: {problem}", "correct it")
+    given = {name: options.encode(value) for name, value in job.hyperparameters.items()}
+    return {**given, **launchers.flags(job)}
 
 
-def encoded(options: Mapping[str, Any], name: str, region: str, code: str) -> dict[str, str]:
+def encoded(values: Mapping[str, Any], name: str, region: str, code: str) -> dict[str, str]:
     """Hyperparameters as JSON texts, with those by which the toolkit finds train.py.
 
     These five are the SDK's (Framework._script_mode_hyperparam_update).
@@ -241,4 +253,4 @@ def encoded(options: Mapping[str, Any], name: str, region: str, code: str) -> di
         "sagemaker_job_name": name,
         "sagemaker_region": region,
     }
-    return {key: json.dumps(value) for key, value in {**options, **toolkit}.items()}
+    return {key: json.dumps(value) for key, value in {**values, **toolkit}.items()}

@@ -8,6 +8,7 @@ from smlightning.errors import UserError
 from smlightning.options import (
     OptionError,
     declared_options,
+    encode,
     nearest_option,
     parse_command_line,
     read_command_line,
@@ -37,7 +38,7 @@ def conflicts(job: Job, request: dict[str, Any], project: Project) -> Iterator[F
     """The values go together, as ``__post_init__`` in src/options.py says."""
     if any(options(job, request, project)):
         return
-    words = [f"--{name}={value}" for name, value in job.hyperparameters.items()]
+    words = [f"--{name}={encode(value)}" for name, value in job.hyperparameters.items()]
     try:
         parse_command_line(project.options().cls, words)
     except UserError as failure:
@@ -47,7 +48,7 @@ def conflicts(job: Job, request: dict[str, Any], project: Project) -> Iterator[F
 def unfit(cls: type, name: str, value: Any) -> str:
     """The reason why an option rejects a value; empty if it accepts it."""
     try:
-        read_command_line(cls, [f"--{name}={value}"])
+        read_command_line(cls, [f"--{name}={encode(value)}"])
     except OptionError as failure:
         return f"found {failure.value!r}, expected {failure.expected}"
     except UserError as failure:

@@ -7,7 +7,7 @@ from datetime import date
 from typing import Any
 
 from smlightning.errors import UserError
-from smlightning.options import parse_command_line
+from smlightning.options import encode, parse_command_line
 from smlightning_sagemaker.findings import (
     Finding,
     error,
@@ -120,7 +120,7 @@ def options(job: Job, request: dict[str, Any], project: Project) -> Iterator[Fin
     is_one = instances.gpus(job.instance_type) in (0, 1) and job.instance_count == 1
     if profile is None or is_one or launchers.launcher(job) == "none":
         return
-    words = [f"--{name}={value}" for name, value in job.hyperparameters.items()]
+    words = [f"--{name}={encode(value)}" for name, value in job.hyperparameters.items()]
     try:
         chosen = {"strategy": "ddp", **vars(parse_command_line(project.options().cls, words))}
     except UserError:

@@ -56,7 +56,7 @@ def container_environment(
         "PYTHONUSERBASE": site.getuserbase(),
         **inherited,
         **{REHEARSED + name: shell[name] for name in plan.secrets},
-        **with_local_channels(plan, plan.request.get("Environment", {}), as_json=False),
+        **with_local_channels(plan, plan.request.get("Environment", {})),
         **(mpirun.variables() if plan.real_mpirun else {}),
         **search_paths(plan, run, inherited.get("PATH", os.defpath)),
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -96,7 +96,7 @@ def search_paths(plan: Plan, run: Path, path: str) -> dict[str, str]:
 def container_entry(plan: Plan) -> str:
     """AWS's own entry, or the stub's if something of this machine is replaced."""
     replaced = plan.port != DEFAULT_PORT or plan.distribution in mpirun.LAUNCHED
-    return STUB if replaced else CONTAINER
+    return STUB if replaced or " " in sys.executable else CONTAINER
 
 
 def stub_variables(plan: Plan, run: Path, host: Host) -> dict[str, str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from smlightning import tensors
+from smlightning import options, tensors
 from smlightning_sagemaker.job import source_archive
 from smlightning_sagemaker.rehearsal.plan import Plan
 
@@ -98,8 +98,13 @@ def write_configuration(plan: Plan, host: Host, addresses: list[str]) -> None:
 
 def hyperparameters(plan: Plan, host: Host) -> dict[str, str]:
     """The request's, with the code in a local folder in place of S3."""
-    values = with_local_channels(plan, plan.request["HyperParameters"], as_json=True)
-    return {**values, "sagemaker_submit_directory": json.dumps(str(host.base / "code"))}
+    given = {name: json.loads(text) for name, text in plan.request["HyperParameters"].items()}
+    texts = {name: options.decode(text) for name, text in given.items() if isinstance(text, str)}
+    for name, text in with_local_channels(plan, texts).items():
+        if text != texts[name]:
+            given[name] = options.encode(text)
+    given["sagemaker_submit_directory"] = str(host.base / "code")
+    return {name: json.dumps(value) for name, value in given.items()}
 
 
 def resources(plan: Plan, host: Host, addresses: list[str]) -> dict[str, Any]:
@@ -131,21 +136,15 @@ def input_data(plan: Plan) -> dict[str, dict[str, str]]:
     }
 
 
-def with_local_channels(plan: Plan, values: Mapping[str, str], as_json: bool) -> dict[str, str]:
+def with_local_channels(plan: Plan, values: Mapping[str, str]) -> dict[str, str]:
     """The values, with each channel's local folder in place of the container's.
 
     A resuming run compares options, so they are equal on every host and after a restart: not a
     path in /opt/ml, which lies elsewhere for each host.
-
-    Args:
-        as_json: whether the values are JSON.
     """
     local = dict(values)
     for name, folder in plan.channels.items():
         place = re.compile(rf"(?<![\w/])/opt/ml/input/data/{re.escape(name)}(?![\w.-])")
-        path = str(folder.resolve())
-        if as_json:
-            path = json.dumps(path, ensure_ascii=False)[1:-1]
-        literal = path.replace("\\", r"\\")  # of a pattern's replacement
+        literal = str(folder.resolve()).replace("\\", r"\\")  # of a pattern's replacement
         local = {key: place.sub(literal, value) for key, value in local.items()}
     return local

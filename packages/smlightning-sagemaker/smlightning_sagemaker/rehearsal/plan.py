@@ -13,7 +13,7 @@ from typing import Any
 
 from smlightning.cluster.location import DEFAULT_PORT, SMDDP_INSTANCES, runs_smddp
 from smlightning.errors import UserError
-from smlightning.options import parse_command_line
+from smlightning.options import encode, parse_command_line
 from smlightning_sagemaker.findings import hint_for_unknown_name
 from smlightning_sagemaker.job import images, launchers, request
 from smlightning_sagemaker.job import job as jobs
@@ -131,14 +131,18 @@ def make_plan(arguments: argparse.Namespace, project: Project) -> Plan:
         options = " ".join(f"--inherit {name}" for name in missing)
         notes.append(f"the hosts lack secrets: export {', '.join(missing)}, and add {options}")
     if of_project:
-        words = [f"--{name}={value}" for name, value in job.hyperparameters.items()]
+        words = [f"--{name}={encode(value)}" for name, value in job.hyperparameters.items()]
         parse_command_line(project.options().cls, words)  # before the hosts start
+    body = request.dry_run(job, project)
+    if not of_project:  # a script that does not decode: the toolkit does with them what it does
+        plain = {name: json.dumps(value) for name, value in job.hyperparameters.items()}
+        body["HyperParameters"].update(plain)
     return Plan(
         hosts=cluster.hosts,
         processes=cluster.processes,
         distribution=cluster.distribution,
         source=source,
-        request=request.dry_run(job, project),
+        request=body,
         channels=folders,
         inherit=[name for name in arguments.inherit if name not in secrets],
         secrets=list(inherited),
@@ -239,7 +243,7 @@ def hyperparameters(words: Sequence[str]) -> dict[str, Any]:
 
 
 def hyperparameter(text: str) -> str | int | float | bool:
-    """The value of a word: a number, a boolean or a text.
+    """The value of a word: a number, a boolean, or a text, which arrives as it was written.
 
     An existing path becomes absolute, since hosts start in folders of their own. A list stays
     text, as in job.toml: train.py reads it.
@@ -248,7 +252,7 @@ def hyperparameter(text: str) -> str | int | float | bool:
         return str(Path(text).resolve())
     with contextlib.suppress(ValueError):
         value = json.loads(text)
-        if isinstance(value, str | int | float):  # a boolean is an int, too
+        if isinstance(value, bool) or (isinstance(value, int | float) and str(value) == text):
             return value
     return text
 

@@ -1,14 +1,16 @@
 """SageMaker's PyTorch container for hosts that share one machine, and a stub of mpirun.
 
-As SAGEMAKER_TRAINING_MODULE it changes the port if 7777 is in use. On one host it skips the parts
-for other hosts: an SSH server, and half a minute in which they would notice the job's end. If
-mpirun cannot run, ``python mpirun_stub.py PROCESSES COMMAND…`` starts the processes that Open MPI
-would start on this host.
+As SAGEMAKER_TRAINING_MODULE it changes the port if 7777 is in use, and quotes paths with spaces,
+which a container has not, for the toolkit's shell. On one host it skips the parts for other hosts:
+an SSH server, and half a minute in which they would notice the job's end. If mpirun cannot run,
+``python mpirun_stub.py PROCESSES COMMAND…`` starts the processes that Open MPI would start here.
 """
 
 import contextlib
+import inspect
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -21,8 +23,10 @@ from typing import NoReturn
 def main() -> None:
     """The entry that sagemaker-training calls on each host."""
     from sagemaker_pytorch_container import training
-    from sagemaker_training import mpi, smdataparallel, torch_distributed
+    from sagemaker_training import mpi, process, smdataparallel, torch_distributed
 
+    python = word(sys.executable)
+    process.python_executable = lambda: python
     port = os.environ["REHEARSAL_PORT"]
     training.MASTER_PORT = port
     torch_distributed.MASTER_PORT = port
@@ -34,6 +38,14 @@ def main() -> None:
         smdataparallel._start_sshd_daemon = lambda: None
         smdataparallel.time = types.SimpleNamespace(sleep=lambda _: None)
     training.main()
+
+
+def word(path: str) -> str:
+    """A path as a word of the toolkit's command, which toolkits before 5.1.3 give to a shell."""
+    from sagemaker_training import process
+
+    uses_shell = "create_subprocess_shell" in inspect.getsource(process.run_async)
+    return shlex.quote(path) if uses_shell else path
 
 
 def runner_without_mpirun() -> type:
@@ -51,7 +63,7 @@ def runner_without_mpirun() -> type:
 
         def _create_command(self) -> list[str]:
             smddprun = ["smddprun"] if shutil.which("smddprun") else []
-            spawned = [sys.executable, __file__, str(self._processes_per_host)]
+            spawned = [*self._python_command(), word(__file__), str(self._processes_per_host)]
             return [*spawned, *smddprun, *super()._create_command()]
 
     return WithoutMpirun
