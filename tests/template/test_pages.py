@@ -1,0 +1,219 @@
+"""Blocks of the pages: a program of this checkout knows each command, key and name in them.
+
+Fenced blocks without a language hold commands as they are typed; `output` is what a program prints.
+"""
+
+import ast
+import re
+import runpy
+import shlex
+import shutil
+import sys
+import textwrap
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import botocore.session
+import pytest
+from cookiecutter.main import cookiecutter
+
+from projects import TEMPLATE, Project, bake, commit_all, copy_template, git, need
+from smlightning.data import splits
+from smlightning.options import read_command_line
+from smlightning.training.options import TrainerOptions
+from smlightning_sagemaker import project as projects
+from smlightning_sagemaker.__main__ import parser
+from smlightning_sagemaker.job import aws, job, request
+from smlightning_sagemaker.rehearsal import command as rehearsal
+from smlightning_sagemaker.rehearsal import plan
+
+SOURCE = next(TEMPLATE.glob("{{*}}"))
+PAGES = sorted(
+    path
+    for pattern in ("*.md", "docs/*.md", "examples/*/*.md", "{{*/*.md", "{{*/docs/*.md")
+    for path in TEMPLATE.glob(pattern)
+    if path.name != "CHANGELOG.md"
+)
+BLOCK = re.compile(r"(?ms)^( *)```(\w*)\n(.*?)^ *```")
+# Programs of the system, which no test here runs with these arguments.
+SYSTEM = """
+cd cookiecutter cp cruft export gh git kubectl pip printf python rm sbatch source srun tensorboard
+""".split()  # noqa: SIM905
+# Of the lines that make would run, those that start a program of the project.
+OF_PROJECT = re.compile(r"@?\S+(python\" src/|smlightning\" )")
+# Commands that the AWS command line adds to those of the services' models.
+OF_AWS = {"configure sso", "cloudformation deploy", "s3 cp", "s3 rm"}
+
+
+def blocks(path: Path, *languages: str) -> list[str]:
+    """The fenced blocks of a page in these languages."""
+    found = BLOCK.findall(path.read_text(encoding="utf-8"))
+    return [textwrap.dedent(text) for _, language, text in found if language in languages]
+
+
+def commands(path: Path) -> Iterator[list[str]]:
+    """The words of each command, without comments and variables of the shell before it."""
+    for block in blocks(path, "", "bash"):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            while words:
+                end = next((i for i, word in enumerate(words) if word in ("&&", "|")), len(words))
+                command, words = words[:end], words[end + 1 :]
+                while command and re.match(r"[A-Z_]+=", command[0]):
+                    command.pop(0)
+                if command:
+                    yield command
+
+
+def page_name(path: Path) -> str:
+    return str(path.relative_to(TEMPLATE)).replace(SOURCE.name, "project")
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_name)
+def test_a_program_knows_each_command(path: Path, project: Project) -> None:
+    src = path.parent / "src" if (path.parent / "src").exists() else SOURCE / "src"
+    of_template = path.parent in (TEMPLATE, TEMPLATE / "docs")
+    for command in commands(path):
+        if command[0] != "make":
+            know(command, src)
+        elif of_template and defined(command[1], TEMPLATE):
+            pass
+        else:
+            assert defined(command[1], SOURCE), command
+            for line in project.make("-n", *command[1:]).stdout.replace("\\\n", " ").splitlines():
+                if OF_PROJECT.match(line):
+                    know(shlex.split(line.lstrip("@")), src)
+
+
+def defined(target: str, folder: Path) -> bool:
+    """Whether the Makefile of a folder has the target."""
+    text = (folder / "Makefile").read_text(encoding="utf-8")
+    return re.search(rf"(?m)^{target}:", text) is not None
+
+
+def know(command: list[str], src: Path) -> None:
+    """Fail unless a program accepts these words, options of train.py as src/options.py has them."""
+    program, words = Path(command[0]).name, command[1:]
+    if program in ("python", "torchrun", "srun") and "src/train.py" in words:
+        given = words[words.index("src/train.py") + 1 :]
+        options = src if (src / "options.py").exists() else SOURCE / "src"
+        cls = runpy.run_path(str(options / "options.py"))["Options"]
+        read_command_line(cls, [word for word in given if word != "--help"])
+    elif program == "smlightning" and words[0] == "rehearse":
+        rehearsal.parser().parse_args(words[1:])
+    elif program == "smlightning":
+        parser().parse_args(words)
+    elif program == "aws":
+        know_call(words)
+    elif program == "python" and words[0] != "-m":
+        assert (src.parent / words[0]).exists() or (TEMPLATE / words[0]).exists(), command
+    else:
+        assert program in SYSTEM, command
+
+
+def know_call(words: list[str]) -> None:
+    """Fail unless botocore's model has this call of AWS and its arguments."""
+    if " ".join(words[:2]) in OF_AWS:
+        return
+    service, operation, *arguments = words
+    model = botocore.session.get_session().get_service_model(service)
+    names = {name.lower(): name for name in model.operation_names}
+    shape = model.operation_model(names[operation.replace("-", "")]).input_shape
+    members = {each.lower() for each in shape.members} if shape else set()
+    given = {each[2:] for each in arguments if each.startswith("--")}
+    given -= {"output", "query", "cli-binary-format"}  # of the command line itself
+    assert {each.replace("-", "") for each in given} <= members, words
+
+
+def test_each_block_of_toml_makes_a_job(project: Project) -> None:
+    for block in (block for path in PAGES for block in blocks(path, "toml")):
+        given = tomllib.loads(project.read("job.toml"))
+        for key, value in tomllib.loads(block).items():
+            given[key] = {**given[key], **value} if isinstance(value, dict) else value
+        wanted = job.from_table(given)
+        aws.reject(request.dry_run(wanted, projects.Project(project.path)))
+
+
+def test_each_block_of_python_is_python() -> None:
+    for block in (block for path in PAGES for block in blocks(path, "python")):
+        ast.parse(textwrap.dedent(block))
+
+
+def test_the_page_of_options_and_keys_is_that_of_the_code() -> None:
+    """If it fails: `make reference`."""
+    written = runpy.run_path(str(TEMPLATE / "docs/reference.py"))
+    assert written["PAGE"].read_text(encoding="utf-8") == written["page"]()
+
+
+def test_the_figures_in_the_text_are_those_of_the_code() -> None:
+    data = runpy.run_path(str(SOURCE / "src/data.py"))
+    columns = (
+        ", ".join(f"`{name}`" for name in data[f"{kind}_COLUMNS"]) for kind in ("TEXT", "LABEL")
+    )
+    options = TrainerOptions()
+    figures: dict[str, Any] = {
+        "data.md": [f"at most {splits.LARGEST:,} rows", *columns],
+        "checkpoints.md": [
+            f"`--checkpoint_minutes` ({options.checkpoint_minutes:g})",
+        ],
+        "distributed.md": [f"`--hang_seconds` ({options.hang_seconds:g})"],
+        "rehearsal.md": [
+            f"at most {plan.BATCHES} batches",
+            f"up to {plan.INTERRUPTED_BATCHES} batches",
+        ],
+    }
+    for name, texts in figures.items():
+        page = " ".join((SOURCE / "docs" / name).read_text(encoding="utf-8").split())
+        assert [text for text in texts if text not in page] == [], name
+    questions = runpy.run_path(str(TEMPLATE / "tests/checkout.py"))["ANSWERS"]
+    install = (TEMPLATE / "docs/install.md").read_text(encoding="utf-8")
+    assert f"| {questions['instance_type']}, {questions['instance_count']} |" in install
+
+
+def test_the_pages_command_fetches_the_templates_train_py(tmp_path: Path) -> None:
+    need("git")
+    template = copy_template(tmp_path / "template")
+    git(template, "init")
+    commit_all(template, "first")
+    made = Project(Path(cookiecutter(str(template), no_input=True, output_dir=str(tmp_path))))
+    theirs = (made.path / "src/train.py").read_bytes()
+    (made.path / "src/train.py").write_text("# mine\n")
+    fetch = blocks(SOURCE / "docs/update.md", "")[1]
+    made.run("bash", "-c", fetch.replace(".venv/bin/python", sys.executable))
+    assert (made.path / "src/train.py").read_bytes() == theirs
+
+
+@pytest.mark.long
+def test_the_pages_data_model_and_predictions_train_on_two_ranks(tmp_path: Path) -> None:
+    made = bake(tmp_path)
+    for page, heading, name in (
+        ("data.md", "Write `data.Data`", "data.py"),
+        ("model.md", "Write `model.Model`", "model.py"),
+        ("model.md", "Write `predict.py`", "predict.py"),
+    ):
+        section = (SOURCE / "docs" / page).read_text(encoding="utf-8").split(f"## {heading}\n")[1]
+        code = BLOCK.search(section)
+        assert code
+        (made.path / "src" / name).write_text(code[3], encoding="utf-8")
+    shutil.rmtree(made.path / "tests")
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    options = ["--epochs", "3", "--lr", "0.01", "--batch_size", "32"]
+    out = made.run("python", *torchrun, "src/train.py", *options, OMP_NUM_THREADS="1").stdout
+    assert float(out.split()[-1]) > 0.9 and "inexact" not in out
+    assert (
+        made.run("python", "src/predict.py", "0.1,0.2", "0.9,0.9").stdout
+        == "0.1,0.2\t1\n0.9,0.9\t0\n"
+    )
+    made.run("python", "-m", "ruff", "check", "src")
+
+
+@pytest.mark.long
+def test_the_commands_of_the_first_run_work(words: Path, tmp_path: Path) -> None:
+    """As they are typed, with the words in place of a file that the reader writes."""
+    made = bake(tmp_path)
+    shutil.copy(words, made.path / "my.csv")
+    for command in commands(SOURCE / "docs/first_run.md"):
+        if command[0] == "make" and command[1:] != ["rehearse"]:  # test_rehearsal.py has it
+            made.make(*command[1:])
