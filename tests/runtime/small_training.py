@@ -261,7 +261,10 @@ def alone(folder: Path) -> Alone:
 
 
 def crash_after(patch: pytest.MonkeyPatch, hook: str, times: int) -> None:
-    """End the run when `Checkpoints` has done a hook so often, and its checkpoint is written."""
+    """End the run when `Checkpoints` has done a hook so often, and its checkpoint is written.
+
+    ``before_batch`` and others of these names are called by `BeforeHooks`, and take checkpoints.
+    """
     original = getattr(Checkpoints, hook)
     calls: list[None] = []
 

@@ -10,6 +10,7 @@ import signal
 
 import pytest
 import pytorch_lightning as pl
+from pytorch_lightning.callbacks import WeightAveraging
 from pytorch_lightning.demos.boring_classes import BoringModel
 from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
 from pytorch_lightning.strategies import ModelParallelStrategy
@@ -108,7 +109,7 @@ def test_the_sharded_strategy_overrides_existing_methods() -> None:
     overridden = (
         "load_checkpoint", "load_model_state_dict", "load_optimizer_state_dict",
         "lightning_module_state_dict", "lightning_restore_optimizer", "optimizer_state",
-        "restore_checkpoint_after_setup", "save_checkpoint", "setup",
+        "restore_checkpoint_after_setup", "setup",
     )  # fmt: skip
     for name in overridden:
         assert name in vars(ModelParallelStrategy) and name in vars(ShardedStrategy), name
@@ -116,6 +117,20 @@ def test_the_sharded_strategy_overrides_existing_methods() -> None:
     assert setup.index("convert_module") < setup.index("setup_optimizers")
     run = inspect.getsource(pl.Trainer._run)
     assert run.index("_call_configure_model") < run.index("_restore_modules_and_callbacks")
+
+
+def test_the_state_is_what_save_checkpoint_writes() -> None:
+    """training/loop.py: ``state``"""
+    save = inspect.getsource(pl.Trainer.save_checkpoint)
+    assert "checkpoint = self._checkpoint_connector.dump_checkpoint(weights_only)" in save
+
+
+def test_weight_averaging_knows_whether_it_has_averaged() -> None:
+    """checkpoints/unsupported.py: ``start_averages``"""
+    averaging = WeightAveraging()
+    assert averaging._average_model is None
+    averaging.setup(pl.Trainer(accelerator="cpu", logger=False), BoringModel(), "fit")
+    assert averaging._average_model.n_averaged == 0
 
 
 def test_weights_are_restored_before_callbacks_and_loops() -> None:

@@ -22,7 +22,7 @@ import pytorch_lightning as pl
 import torch
 
 from smlightning import errors, hub
-from smlightning.checkpoints.callback import Checkpoints
+from smlightning.checkpoints.callback import BeforeHooks, Checkpoints
 from smlightning.cluster import session
 from smlightning.cluster.sharding import gather_weights
 from smlightning.options import declared_options, values_of
@@ -108,13 +108,14 @@ class Run:
         return None
 
     def callbacks(self, data_divided: bool = True) -> list[pl.Callback]:
-        """The callbacks, in the order that they need: checkpoints last, after what they save.
+        """The callbacks, in the order that they need; yours follow.
 
         Args:
             data_divided: False if ranks are given the same data on purpose.
         """
         chosen = self.options
         return [
+            BeforeHooks(self.checkpoints),
             HangTimeout(chosen.hang_seconds),
             *training_checks(data_divided),
             StepSeed(chosen.seed),

@@ -110,23 +110,23 @@ def run(
         build_on_meta()
     recorder = Recorder()
     record_memory(recorder.seen)
-    trainer, finished_batch = pl.Trainer, Checkpoints.on_train_batch_end
+    trainer, before_batch = pl.Trainer, Checkpoints.before_batch
 
     class RecordedTrainer(trainer):  # type: ignore[misc,valid-type]
         def __init__(self, *args: Any, callbacks: Any = None, **more: Any) -> None:
-            super().__init__(*args, callbacks=[recorder, *(callbacks or [])], **more)
+            super().__init__(*args, callbacks=[*(callbacks or []), recorder], **more)
 
-    def crashing(self: Checkpoints, trainer: Any, *args: Any) -> None:
+    def crashing(self: Checkpoints, trainer: Any) -> None:
         within_write = kill_at and trainer.global_step >= kill_at  # which will never end
         while self.writer.busy() and not within_write:
             time.sleep(0.01)  # or this step's checkpoint is left out, as on a slow disk
-        finished_batch(self, trainer, *args)
-        if trainer.global_step == crash_at:
+        before_batch(self, trainer)
+        if crash_at and trainer.global_step == crash_at:
             self._wait_until_written()  # by every rank: one that left would end rank 0's write
             raise Crash
 
     pl.Trainer = RecordedTrainer  # type: ignore[misc]
-    Checkpoints.on_train_batch_end = crashing  # type: ignore[method-assign]
+    Checkpoints.before_batch = crashing  # type: ignore[method-assign]
     curves.save_figure = close_unseen
     if not dropout:
         torch.nn.Dropout.forward = lambda self, x: x  # type: ignore[method-assign]

@@ -34,14 +34,14 @@ MOMENTS = [
     ("on_train_batch_end", 2 * BATCHES + 1),
     ("on_validation_batch_end", 3),  # after the two of the validation before training
     ("on_train_epoch_end", 2),
-    ("on_train_end", 1),
+    ("before_end", 1),
     ("on_test_batch_end", 1),
     ("finish", 1),
 ]
 CASES = [
     *[(*moment, -1) for moment in MOMENTS],
-    ("on_train_end", 1, 3 * BATCHES),
-    ("on_train_end", 1, 2 * BATCHES + 3),
+    ("before_end", 1, 3 * BATCHES),
+    ("before_end", 1, 2 * BATCHES + 3),
 ]
 
 

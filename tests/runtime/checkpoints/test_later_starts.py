@@ -114,7 +114,7 @@ def test_a_stop_at_the_start_prints_a_command_that_starts_again(
     fit, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that resumes from another folder has no checkpoint of its own yet."""
-    fit(data=Resumable, crash=("on_train_batch_end", 11), checkpoint_steps=1)
+    fit(data=Resumable, crash=("before_batch", 12), checkpoint_steps=1)
     path = str(files.newest(directory()))
     monkeypatch.setattr(signals._state, "requested", "SIGTERM")
     try:
@@ -137,7 +137,7 @@ class Generated(Numbers):
         return DataLoader(rows(SIZE * BATCHES), SIZE, shuffle=True, generator=self.generator)
 
 
-@pytest.mark.parametrize("crash", [("on_train_epoch_start", 2), ("on_train_batch_end", 11)])
+@pytest.mark.parametrize("crash", [("before_epoch", 2), ("before_batch", 12)])
 def test_a_loaders_own_generator_continues(crash: tuple[str, int], fit) -> None:
     options = {"data": Generated, "epochs": 2, "checkpoint_steps": 1}
     whole = fit(**options, output_dir="alone").lightning_module.trained

@@ -44,17 +44,17 @@ CASES: dict[str, tuple[type, type, dict[str, Any], dict[str, Any], tuple[str, in
         Manual, Resumable, {}, {"gradient_clip_val": 0.0}, ("on_train_batch_end", 13),
     ),
     "two optimizers, an epoch's end": (
-        Manual, Resumable, {}, {"gradient_clip_val": 0.0}, ("on_train_epoch_start", 2),
+        Manual, Resumable, {}, {"gradient_clip_val": 0.0}, ("before_epoch", 2),
     ),
     "plateau": (Plateau, Resumable, {}, {"epochs": 3}, ("on_train_batch_end", 11)),
     "plateau, an epoch's last batch": (
         Plateau, Resumable, {}, {"epochs": 3}, ("on_train_batch_end", 16),
     ),
     "plateau, an epoch's end": (
-        Plateau, Resumable, {}, {"epochs": 3, "checkpoint_steps": 0}, ("on_train_epoch_start", 2),
+        Plateau, Resumable, {}, {"epochs": 3, "checkpoint_steps": 0}, ("before_epoch", 2),
     ),
     "plateau, another epoch's end": (
-        Plateau, Resumable, {}, {"epochs": 3, "checkpoint_steps": 0}, ("on_train_epoch_start", 3),
+        Plateau, Resumable, {}, {"epochs": 3, "checkpoint_steps": 0}, ("before_epoch", 3),
     ),
     "val_check_interval, before a validation": (
         Line, Resumable, {"val_check_interval": 3}, {}, ("on_train_batch_end", 3),

@@ -22,6 +22,11 @@ def steps(directory: Path) -> list[int]:
     ]
 
 
+def begin(writer: CheckpointWriter, state: dict[str, Any], position: Position) -> None:
+    writer.hold(state, position)
+    writer.write()
+
+
 class Gate:
     """Holds the writer's thread before each file."""
 
@@ -41,7 +46,7 @@ def test_training_may_change_what_is_being_written(
 ) -> None:
     gate = Gate(monkeypatch)
     writer, weights = CheckpointWriter(tmp_path), torch.ones(3)
-    writer.write({"weights": weights}, Position(step=1))
+    begin(writer, {"weights": weights}, Position(step=1))
     weights.zero_()
     gate.opened.set()
     writer.finish()
@@ -53,16 +58,16 @@ def test_the_next_checkpoint_follows_the_one_that_is_being_written(
 ) -> None:
     gate = Gate(monkeypatch)
     writer = CheckpointWriter(tmp_path)
-    writer.write({"x": 1}, Position(step=1))
+    begin(writer, {"x": 1}, Position(step=1))
     assert writer.busy() and not writer.failed()
     threading.Timer(0.1, gate.opened.set).start()
-    writer.write({"x": 3}, Position(step=3))
+    begin(writer, {"x": 3}, Position(step=3))
     writer.finish()
     assert steps(tmp_path) == [3, 1] and not writer.busy()
 
 
 def write(writer: CheckpointWriter, state: dict[str, Any], position: Position) -> None:
-    writer.write(state, position)
+    begin(writer, state, position)
     while writer.busy():
         threading.Event().wait(0.001)
 
@@ -82,7 +87,7 @@ def test_each_checkpoint_is_a_line_of_the_log(
 ) -> None:
     writer = CheckpointWriter(tmp_path)
     for step in (1, 1, 390):
-        writer.write({}, Position(step=step))
+        begin(writer, {}, Position(step=step))
         writer.finish()
     path = files.numbered(tmp_path)[0][1]
     assert capsys.readouterr().out.splitlines()[1:] == [checkpoint_line(path, 0)]
@@ -96,7 +101,8 @@ def test_best_weights_are_written_when_they_change_and_not_again(tmp_path: Path)
     writer, written = CheckpointWriter(tmp_path), []
     for step in range(1, 2 * files.KEEP + 4):
         if step in (1, files.KEEP + 3):
-            writer.keep_best({"weight": torch.tensor(float(step))})
+            writer.keep_validated({"weight": torch.tensor(float(step))})
+            writer.choose_validated()
         write(writer, {"weight": torch.tensor(0.0)}, Position(step=step))
         written.append(*files.companions(files.numbered(tmp_path)[0][1]))
     assert len(set(written)) == 2

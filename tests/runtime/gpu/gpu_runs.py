@@ -110,7 +110,7 @@ def train(
 
     class ObservedTrainer(pl.Trainer):
         def __init__(self, *args: Any, callbacks: Any = None, **more: Any) -> None:
-            super().__init__(*args, callbacks=[phases, *(callbacks or [])], **more)
+            super().__init__(*args, callbacks=[*(callbacks or []), phases], **more)
 
     pl.Trainer = ObservedTrainer  # type: ignore[misc]
     curves.save_figure = recording.close_unseen

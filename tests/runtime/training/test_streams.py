@@ -94,7 +94,7 @@ def test_a_killed_run_ends_as_an_uninterrupted_one(
     """The kill is in the second epoch; Lightning's part of the checkpoint has no loader state."""
     options = {"data": Streamed, "max_steps": 16, "epochs": 9, "checkpoint_steps": 1}
     fit(**options, output_dir="alone")
-    fit(**options, crash=("on_train_batch_end", 11))
+    fit(**options, crash=("before_batch", 12))
     content = newest_state()
     assert content["loaders"][0]["states"][0]["given"] == 3
     assert "combined_loader" not in content["loops"]["fit_loop"]["state_dict"]

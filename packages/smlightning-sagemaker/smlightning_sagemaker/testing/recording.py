@@ -75,12 +75,12 @@ class TrainingRecorder(pl.Callback):
 
 
 def train(write: Write, options: dict[str, Any], kill_at: int) -> None:
-    """Run src/train.py with a TrainingRecorder before its own callbacks."""
+    """Run src/train.py with a TrainingRecorder after its own callbacks."""
     recorder = TrainingRecorder(write, kill_at)
 
     class RecordedTrainer(pl.Trainer):
         def __init__(self, *args: Any, callbacks: Any = None, **more: Any) -> None:
-            super().__init__(*args, callbacks=[recorder, *(callbacks or [])], **more)
+            super().__init__(*args, callbacks=[*(callbacks or []), recorder], **more)
 
     pl.Trainer = RecordedTrainer  # type: ignore[misc]
     curves.save_figure = close_unseen

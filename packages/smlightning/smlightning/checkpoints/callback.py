@@ -1,4 +1,5 @@
-"""When a run saves, stops and resumes: after the same batches on every rank.
+"""When a run saves, stops and resumes: after the same batches on every rank, when all hooks of one
+step, validation or epoch are done and those of the next have not begun.
 
 A resumed run continues exactly: no random state is kept, since order, augmentation and dropout are
 functions of numbers (data/batches.py, data/rng.py, training/seeds.py).
@@ -23,8 +24,7 @@ from smlightning.checkpoints.best import Best
 from smlightning.checkpoints.lock import lock
 from smlightning.checkpoints.plugin import CheckpointPlugin
 from smlightning.checkpoints.position import Position
-from smlightning.checkpoints.snapshot import snapshot
-from smlightning.checkpoints.unsupported import check_trainer
+from smlightning.checkpoints.unsupported import check_trainer, start_averages
 from smlightning.checkpoints.writer import CheckpointWriter
 from smlightning.cluster import collectives, ending, exchange, session, signals
 from smlightning.cluster.sharding import ShardedStrategy
@@ -39,11 +39,46 @@ from smlightning.training.rank_checks import equal_on_ranks, equally_many
 RERUN = "start the same command again"
 
 
+class BeforeHooks(pl.Callback):
+    """Calls `Checkpoints` before any other hook of a step, a validation, an epoch or the end.
+
+    Lightning calls the model's hooks after all callbacks' hooks of that name, so a callback cannot
+    come last.
+    """
+
+    def __init__(self, checkpoints: "Checkpoints") -> None:
+        self.checkpoints = checkpoints
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        first: pl.Callback = trainer.callbacks[0]  # type: ignore[attr-defined]
+        if first is not self:
+            raise UserError(
+                f"{type(first).__name__} comes before run.callbacks(), so a checkpoint could be "
+                "taken in the middle of its hooks",
+                "pass Trainer(callbacks=[*run.callbacks(), ...])",
+            )
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
+        self.checkpoints.before_batch(trainer)
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.checkpoints.before_epoch(trainer)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.checkpoints.before_validation(trainer)
+
+    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.checkpoints.after_validation_batches(trainer)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.checkpoints.before_end(trainer)
+
+
 class Checkpoints(Checkpoint):
     """Saves, resumes and stops a run, and keeps its best weights.
 
     As one of Lightning's Checkpoints it comes after other callbacks, and the Trainer adds no
-    ModelCheckpoint.
+    ModelCheckpoint. `BeforeHooks` comes before them.
 
     Args:
         directory: on SageMaker the folder that it syncs with S3 and restores on every host.
@@ -85,10 +120,8 @@ class Checkpoints(Checkpoint):
         self.optimizers: list[str] = []  # names of their classes
         self.best = Best(monitor, mode)
         self.validated = False  # whether this process has validated
-        self.trained: list[int] = []  # checksums of the weights before an evaluation
-        self.validated_weights: list[int] = []  # and of those in it
-        self.are_exchanged = False  # a callback has put others into the model, as averages
-        self.exchanged: Any = None  # a copy of them
+        self.tested: list[int] = []  # checksums of the weights to be tested
+        self.between_steps = True  # no gradients are accumulated, and no step is half done
 
     # For train.py
 
@@ -155,7 +188,7 @@ class Checkpoints(Checkpoint):
         if not self.writer.is_sharded:
             for tensor in filter(torch.is_tensor, model.state_dict().values()):
                 tensor.copy_(collectives.of_rank_0(tensor))
-        self.trained = checksums_of_parts(model.parameters())
+        self.tested = checksums_of_parts(model.parameters())
 
     def finish(self) -> None:
         """The run is complete, artifacts included, on every rank: the next one starts anew.
@@ -288,16 +321,6 @@ class Checkpoints(Checkpoint):
         if self.agreement.stop:
             self._stop(trainer)
 
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Save the end of the epoch before.
-
-        Its metrics are logged and its schedulers updated only now.
-        """
-        if self.agreement.save:
-            self._save(trainer, wait=self.agreement.stop)
-        if self.agreement.stop:
-            self._stop(trainer)
-
     def on_train_batch_end(
         self,
         trainer: pl.Trainer,
@@ -311,36 +334,54 @@ class Checkpoints(Checkpoint):
         complete = (batch_idx + 1) % trainer.accumulate_grad_batches == 0 or last
         if not complete:  # gradients are being accumulated, which no checkpoint holds
             return
+        self.between_steps = True
         self.position = self.position.after_batch(
             epoch=trainer.current_epoch,
             rank_batches=batch_idx + 1,
             all_rank_batches=loop.batches_trained(trainer),
             last=last,
-            validation_next=loop.validates_next(trainer),
         )
-        if self.position.validation_next:
-            self.trained = checksums_of_parts(pl_module.parameters())
         loop.check_count(trainer, self.position.step)
         if self.position.step == 1 and trainer.is_global_zero:
             resume.begin_anew(self.directory)  # not before: a mistake in model or data ends the run
-        if self.position.at_epoch_end:  # which is saved after its hooks
-            return
-        if self.agreement.stop:
-            self._save(trainer, wait=True)
-            self._stop(trainer)
-        is_due = self.steps and self.position.step % self.steps == 0
-        if self.agreement.save or is_due:
-            if collectives.any_rank(self.writer.busy()):  # leave this one out
-                self.agreement.saved()
-            else:
-                self._save(trainer)
+        if self.steps and self.position.step % self.steps == 0:
+            self.agreement.save = True
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.position = self.position.after_epoch()
         self.agreement.save = True
         loop.end_restart(trainer)
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    # Called by BeforeHooks, on every rank
+
+    def before_batch(self, trainer: pl.Trainer) -> None:
+        if self.between_steps:
+            self._take(trainer)
+        self.between_steps = False
+
+    def before_epoch(self, trainer: pl.Trainer) -> None:
+        """Always save the end of the epoch before, if another checkpoint is being written, too."""
+        self._take(trainer, wait_for_last=self.agreement.save)
+
+    def before_validation(self, trainer: pl.Trainer) -> None:
+        """Copy the state at least: a stop within the validation writes this copy.
+
+        Within it, metrics are half summed up, and averages may be in the place of weights.
+        """
+        if trainer.state.fn != "fit" or trainer.sanity_checking:
+            return
+        start_averages(trainer)
+        if self.between_steps:
+            self.position = replace(self.position, validation_next=True)
+            self._take(trainer, hold=True)
+
+    def after_validation_batches(self, trainer: pl.Trainer) -> None:
+        """Copy the validated weights, before hooks may exchange them and before their score."""
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            self.writer.keep_validated(trainer.lightning_module.state_dict())
+
+    def before_end(self, trainer: pl.Trainer) -> None:
+        start_averages(trainer)
         self.position = replace(self.position, complete=True)
         if self.position.step:
             self._save(trainer, wait=True)
@@ -365,31 +406,13 @@ class Checkpoints(Checkpoint):
         if not self.agreement.stop:
             return
         if trainer.state.fn == "fit":
-            if self.are_exchanged:
-                return  # the model holds other weights; the run stops after validation
-            self._save(trainer, wait=True)
+            with hangs.slow():
+                self._wait_until_written()
+                self.writer.write()
+                self._wait_until_written()
         self._stop(trainer)
 
     on_test_batch_end = on_validation_batch_end
-
-    def on_validation_batch_start(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        batch: Any,
-        batch_idx: int,
-        *_: Any,
-    ) -> None:
-        """Copy weights that a callback has exchanged for the validation, as averages: it puts the
-        trained ones back before the score is known.
-        """
-        if trainer.state.fn != "fit" or trainer.sanity_checking or self.validated_weights:
-            return
-        self.validated_weights = checksums_of_parts(pl_module.parameters())
-        differ = self.validated_weights != self.trained
-        self.are_exchanged = collectives.any_rank(differ) if self.equally_many else differ
-        if self.are_exchanged and self.writer.keeps_best:
-            self.exchanged = snapshot(pl_module.state_dict(), {})
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.state.fn != "fit" or trainer.sanity_checking:
@@ -398,10 +421,8 @@ class Checkpoints(Checkpoint):
         self.validated = True
         before = self.best
         self.best = before.after(self._score(trainer), self.position)
-        if self.best is not before and self.writer.keeps_best:
-            self.writer.keep_best(self.exchanged or pl_module.state_dict())
-        self.trained, self.validated_weights = [], []
-        self.are_exchanged, self.exchanged = False, None
+        if self.best is not before:
+            self.writer.choose_validated()
 
     def on_test_batch_start(
         self,
@@ -412,9 +433,9 @@ class Checkpoints(Checkpoint):
         *_: Any,
     ) -> None:
         """Warn once if a callback has exchanged the best weights, which are saved."""
-        trained, self.trained = self.trained, []
-        is_first = trained and trainer.is_global_zero
-        if is_first and trained != checksums_of_parts(pl_module.parameters()):
+        tested, self.tested = self.tested, []
+        is_first = tested and trainer.is_global_zero
+        if is_first and tested != checksums_of_parts(pl_module.parameters()):
             print(
                 "warning: the test measures other weights than the best ones, which are saved: a "
                 "callback exchanges them; let it do so in validation only",
@@ -452,18 +473,40 @@ class Checkpoints(Checkpoint):
         if self.agreement.ask(trainer, self.writer.failed()):
             self._fail()
 
-    def _save(self, trainer: pl.Trainer, wait: bool = False) -> None:
-        """Save the state at ``position``, after the checkpoint before. Collective.
+    def _take(
+        self, trainer: pl.Trainer, *, wait_for_last: bool = False, hold: bool = False
+    ) -> None:
+        """Save if a checkpoint is due; save and leave if the run is stopped. Collective.
 
         Args:
-            wait: return when it is on disk; else when it is copied.
+            wait_for_last: while another checkpoint is being written; else leave this one out.
+            hold: copy the state if no checkpoint is due.
+        """
+        agreement = self.agreement
+        is_due = agreement.save or agreement.stop
+        if self.position.step and (is_due or hold):
+            if agreement.stop or wait_for_last or not collectives.any_rank(self.writer.busy()):
+                self._save(trainer, write=is_due, wait=agreement.stop)
+            elif agreement.save:
+                agreement.saved()
+        if agreement.stop:
+            self._stop(trainer)
+
+    def _save(self, trainer: pl.Trainer, write: bool = True, wait: bool = False) -> None:
+        """Copy the state at ``position``, after the checkpoint before is written. Collective.
+
+        Args:
+            write: the copy, while training goes on.
+            wait: return when it is on disk.
         """
         with hangs.slow():
             self._wait_until_written()
-            trainer.save_checkpoint(self.directory, storage_options=self.position)
+            self.writer.hold(loop.state(trainer), self.position)
+            if write:
+                self.writer.write()
+                self.agreement.saved()
             if wait:
                 self._wait_until_written()
-        self.agreement.saved()
 
     def _wait_until_written(self) -> None:
         """Wait for the checkpoint before. Collective, so that a lost rank is noticed."""
@@ -484,7 +527,7 @@ class Checkpoints(Checkpoint):
             written = self.position.step and files.numbered(self.directory)
             advice = f"{self.rerun} to resume" if written else RERUN
             print(
-                f"stopped by {signals.name()} at {self.position}; {advice}",
+                f"stopped by {signals.name()} at {self.writer.position or self.position}; {advice}",
                 file=sys.stderr,
                 flush=True,
             )

@@ -1,10 +1,4 @@
-"""Lets Lightning's ``save_checkpoint`` and ``fit(ckpt_path=...)`` use this package's files.
-
-``trainer.save_checkpoint(path, storage_options=...)`` passes its options to the strategy's
-CheckpointIO: on rank 0 with SingleDevice and DDP (Lightning 2.6.6: trainer.py, ``save_checkpoint``;
-strategies/strategy.py), on every rank with this package's ShardedStrategy. This package's options
-are a Position; calls without one, such as a ModelCheckpoint's, go to Lightning's own plugin.
-"""
+"""Lets Lightning's ``fit(ckpt_path=...)`` read this package's checkpoints."""
 
 from pathlib import Path
 from typing import Any
@@ -14,18 +8,17 @@ from lightning_fabric.plugins import CheckpointIO, TorchCheckpointIO
 
 from smlightning import torch_files
 from smlightning.checkpoints import files
-from smlightning.checkpoints.position import Position
 from smlightning.checkpoints.snapshot import snapshot
 from smlightning.checkpoints.writer import CheckpointWriter
 from smlightning.cluster import session
 
 
 class CheckpointPlugin(CheckpointIO):
-    """Writes and reads this package's checkpoints, which it knows by their names.
+    """Reads this package's checkpoints, which it knows by their names.
 
     Args:
         writer: of this run's folder.
-        other: the strategy's plugin before this one, for all other files.
+        other: the strategy's plugin before this one, for other files, as of a ModelCheckpoint.
     """
 
     def __init__(self, writer: CheckpointWriter, other: CheckpointIO) -> None:
@@ -34,11 +27,7 @@ class CheckpointPlugin(CheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
     ) -> None:
-        """With a Position ``path`` is the folder, and the writer names the file."""
-        if isinstance(storage_options, Position):
-            self.writer.write(checkpoint, storage_options)
-        else:
-            self.other.save_checkpoint(checkpoint, path, storage_options)
+        self.other.save_checkpoint(checkpoint, path, storage_options)
 
     def load_checkpoint(
         self, path: Any, map_location: Any = None, weights_only: bool | None = None

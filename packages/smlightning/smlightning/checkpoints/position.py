@@ -36,14 +36,12 @@ class Position:
         rank_batches: int,
         all_rank_batches: int,
         last: bool,
-        validation_next: bool,
     ) -> "Position":
         """One global batch later.
 
         Args:
             epoch, rank_batches, all_rank_batches: Lightning's counts.
             last: whether it was the epoch's last batch.
-            validation_next: whether validation follows.
         """
         return replace(
             self,
@@ -53,7 +51,7 @@ class Position:
             rank_batches=rank_batches,
             all_rank_batches=all_rank_batches,
             epoch_trained=last,
-            validation_next=validation_next,
+            validation_next=False,
         )
 
     def after_epoch(self) -> "Position":
@@ -61,12 +59,6 @@ class Position:
         if not self.epoch_trained:
             return self
         return replace(self, epoch=self.epoch + 1, batch=0, rank_batches=0, epoch_trained=False)
-
-    @property
-    def at_epoch_end(self) -> bool:
-        """Whether the epoch, or all of training, ends here without another validation."""
-        ends = self.epoch_trained or self.step == self.total_steps
-        return ends and not self.validation_next
 
     def next_start(self) -> tuple[int, int]:
         """(epoch, global batches of it to skip): where the data of a resumed run begins."""

@@ -44,9 +44,20 @@ CALLBACKS: tuple[tuple[tuple[type, ...], str, str], ...] = (
 )
 
 
-def averages_weights(trainer: pl.Trainer) -> bool:
-    every: Any = trainer.callbacks  # type: ignore[attr-defined]
-    return any(isinstance(callback, WeightAveraging) for callback in every)
+def start_averages(trainer: pl.Trainer) -> None:
+    """Until something is averaged, let the trained weights be the average.
+
+    WeightAveraging would validate and save the initial weights (Lightning#21724). Its first update
+    copies the weights again.
+    """
+    every: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    model = trainer.lightning_module
+    for callback in every:
+        average: Any = getattr(callback, "_average_model", None)
+        if isinstance(callback, WeightAveraging) and average and average.n_averaged == 0:
+            averages = [*average.module.parameters(), *average.module.buffers()]
+            for own, trained in zip(averages, [*model.parameters(), *model.buffers()], strict=True):
+                own.data.copy_(trained.data)
 
 
 def check_trainer(trainer: pl.Trainer, stage: str) -> None:
@@ -62,7 +73,8 @@ def check_trainer(trainer: pl.Trainer, stage: str) -> None:
                 "and each rank would train them on its own data only",
                 "train these parameters from the start, at first with a learning rate of 0",
             )
-    if averages_weights(trainer) and isinstance(trainer.strategy, ShardedStrategy):
+    averages = any(isinstance(callback, WeightAveraging) for callback in every)
+    if averages and isinstance(trainer.strategy, ShardedStrategy):
         raise UserError(
             "WeightAveraging averages whole weights, and each rank has a shard",
             "remove WeightAveraging, or use --strategy ddp",

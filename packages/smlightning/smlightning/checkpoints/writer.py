@@ -21,12 +21,24 @@ KEPT_KEY = "checkpoint/kept"  # the newest number, and which files are still nee
 
 
 @dataclass
-class _Best:
-    """The best weights so far, split, in main memory."""
+class _Weights:
+    """Weights that were validated, split, in main memory."""
 
     weights: Any
     shard: shards.Shard
+    memory: dict[str, torch.Tensor]
     file: str = ""  # its name, once it is written
+
+
+@dataclass
+class _Copy:
+    """A state that `CheckpointWriter.write` writes."""
+
+    position: Position
+    state: Any
+    shard: shards.Shard
+    complete: torch.cuda.Event | None  # the GPU fills pinned memory while training goes on
+    best: _Weights | None
 
 
 class CheckpointWriter:
@@ -48,16 +60,13 @@ class CheckpointWriter:
         self._cluster = session.current_cluster()
         self._shard_size = shard_size
         self._number = number or files.next_number(directory)
-        self._best: _Best | None = None
-        self._memory: dict[str, torch.Tensor] = {}  # of the last copies
-        self._best_memory: dict[str, torch.Tensor] = {}
-        self._written: Position | None = None  # of the newest checkpoint
+        self.keeps_best = self.is_sharded or self._cluster.rank == 0  # or its shard of them
+        self.position: Position | None = None  # of the newest checkpoint
+        self._validated: _Weights | None = None
+        self._best: _Weights | None = None
+        self._memory: dict[str, torch.Tensor] = {}  # of the last copy
+        self._held: _Copy | None = None
         self._pending: Future[None] | None = None
-
-    @property
-    def keeps_best(self) -> bool:
-        """Whether this rank keeps the best weights, or its shard of them."""
-        return self.is_sharded or self._cluster.rank == 0
 
     @property
     def best_weights(self) -> Mapping[str, Any] | None:
@@ -89,35 +98,51 @@ class CheckpointWriter:
         Args:
             best: the best weights so far, on the ranks that keep them.
         """
-        self._written = position
+        self.position = position
         if best is not None:
-            self.keep_best(best)
+            self.keep_validated(best)
+            self.choose_validated()
 
-    def keep_best(self, weights: Mapping[str, Any]) -> None:
-        """Copy the best weights so far; the next checkpoint writes them."""
-        if self.busy():  # the thread may be writing the last ones
-            self._best_memory = {}
-        self._best = _Best(*snapshot(shards.split(weights), self._best_memory))
+    def keep_validated(self, weights: Mapping[str, Any]) -> None:
+        """Copy the weights of a validation, on the ranks that keep the best ones."""
+        if not self.keeps_best:
+            return
+        memory = self._validated.memory if self._validated else {}
+        split, shard = snapshot(shards.split(weights), memory)
+        self._validated = _Weights(split, shard, memory)
         if torch.cuda.is_available():
             torch.cuda.synchronize()
 
-    def write(self, state: Mapping[str, Any], position: Position) -> None:
-        """Write ``state`` as the checkpoint of ``position``, unless the newest is of that position
-        already.
+    def choose_validated(self) -> None:
+        """The weights of the last validation are the best so far; the next checkpoint writes them.
 
-        It waits until the checkpoint before is written, and returns when the state is copied.
-        Failures are not raised here: see `failed` and `finish`.
+        The memory of those before is used again, unless the thread may be writing them.
+        """
+        self._best, self._validated = self._validated, None if self.busy() else self._best
+
+    def hold(self, state: Mapping[str, Any], position: Position) -> None:
+        """Copy ``state`` for `write`, unless the newest checkpoint is of that position already.
+
+        It waits until the checkpoint before is written. Failures are not raised here: see `failed`
+        and `finish`.
         """
         if self._pending:
             self._pending.exception()  # waits
-        if self.failed() or position == self._written:
+        self._held = None
+        if self.failed() or position == self.position or not self.keeps_best:
             return
         writes = self._cluster.rank < self._shard_size
-        copy = snapshot(shards.split(state if writes else {}), self._memory)
+        split, shard = snapshot(shards.split(state if writes else {}), self._memory)
         on_gpu = torch.cuda.is_available()
-        copied = torch.cuda.current_stream().record_event() if on_gpu else None
-        self._pending = self._thread.submit(self._write, position, copy, copied, self._best)
-        self._written = position
+        complete = torch.cuda.current_stream().record_event() if on_gpu else None
+        self._held = _Copy(position, split, shard, complete, self._best)
+
+    def write(self) -> None:
+        """Write the copy that is held, if there is one; returns at once."""
+        held, self._held = self._held, None
+        if held:
+            self._pending = self._thread.submit(self._write, held)
+            self.position = held.position
 
     def busy(self) -> bool:
         """Whether a checkpoint is being written."""
@@ -136,19 +161,16 @@ class CheckpointWriter:
 
     # In the thread
 
-    def _write(
-        self, position: Position, copy: Any, copied: torch.cuda.Event | None, best: _Best | None
-    ) -> None:
-        if copied:
-            copied.synchronize()  # the GPU fills pinned memory while training goes on
-        state, shard = copy
+    def _write(self, copy: _Copy) -> None:
+        if copy.complete:
+            copy.complete.synchronize()
         number = self._number
         self._number += 1  # threads of all ranks count the same checkpoints
         key, rank = f"checkpoint/{number}", self._cluster.rank
         names: dict[str, str] = {}  # of this rank's files; none after a failure
         if rank < self._shard_size:
             try:
-                names = self._write_shards(number, shard, best)
+                names = self._write_shards(number, copy)
             finally:
                 if self.is_sharded:
                     self._store.set(f"{key}/{rank}", names)
@@ -160,7 +182,7 @@ class CheckpointWriter:
             if not all(written):
                 raise torch.distributed.DistNetworkError("a rank could not write its shard")
             every = {kind: [own[kind] for own in written if own[kind]] for kind in names}
-            path = files.write(self.directory, position, state, every, number)
+            path = files.write(self.directory, copy.position, copy.state, every, number)
             # One write: the thread that trains prints, too.
             print(checkpoint_line(path, len(every["shards"])) + "\n", end="", flush=True)
             kept = files.prune(self.directory)
@@ -169,15 +191,16 @@ class CheckpointWriter:
         elif self._cluster.local_rank == 0:
             self._prune()
 
-    def _write_shards(self, number: int, shard: shards.Shard, best: _Best | None) -> dict[str, str]:
+    def _write_shards(self, number: int, copy: _Copy) -> dict[str, str]:
         """The names of this rank's files, "" if there is none."""
+        best = copy.best
         place = f"{self._cluster.rank:05d}-of-{self._shard_size:05d}"
         if best and not best.file:
             content = {"weights": best.weights, "shard": best.shard}
             best.file = files.write_file(self.directory, f"{number:06d}-best-{place}", content).name
         name = ""
         if self.is_sharded:
-            name = files.write_file(self.directory, f"{number:06d}-{place}", shard).name
+            name = files.write_file(self.directory, f"{number:06d}-{place}", copy.shard).name
         return {"shards": name, "best": best.file if best else ""}
 
     def _prune(self) -> None:

@@ -108,15 +108,6 @@ class ShardedStrategy(VerifiesAllReduce, ModelParallelStrategy):
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
         return Strategy.optimizer_state(self, optimizer)
 
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
-    ) -> None:
-        """Every rank passes its shard on; without ``storage_options`` Lightning writes a folder."""
-        if storage_options is None:
-            super().save_checkpoint(checkpoint, filepath)
-        else:
-            self.checkpoint_io.save_checkpoint(checkpoint, filepath, storage_options)
-
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> Any:
         return self.checkpoint_io.load_checkpoint(checkpoint_path, weights_only=weights_only)
 

@@ -60,7 +60,7 @@ class StatefulLoader:
         self.given = 0  # batches in this epoch
         self.given_in_turn = 0
         self.iterator: Any = None  # until it has ended
-        self.states: dict[int, Any] = {}  # the latest two, by number of batches
+        self.states: dict[int, Any] = {}  # the latest three, by number of batches
         self.worker_init_fn = getattr(loader, "worker_init_fn", None)
 
     def __getattr__(self, name: str) -> Any:
@@ -94,8 +94,9 @@ class StatefulLoader:
         for batch in self.iterator:
             self.given += 1
             self.given_in_turn += 1
-            # Lightning fetches a stream's batches one ahead of training.
-            self.states.pop(self.given - 2, None)
+            # A checkpoint is taken when the next batch is there, and Lightning fetches a stream's
+            # batches one ahead of that.
+            self.states.pop(self.given - 3, None)
             self.states[self.given] = copy.deepcopy(self.loader.state_dict())
             yield batch
             self._seed(self.given)

@@ -63,10 +63,12 @@ def logged_metric(trainer: pl.Trainer, name: str) -> Any:
     return next(named, None)
 
 
-def validates_next(trainer: pl.Trainer) -> bool:
-    """Whether validation follows the batch that was just trained on."""
-    loop = trainer.fit_loop
-    return loop.epoch_loop._should_check_val_fx(loop._data_fetcher)  # type: ignore[arg-type]
+def state(trainer: pl.Trainer) -> dict[str, Any]:
+    """The state of model, optimizers, schedulers, callbacks and loops: a checkpoint's content.
+
+    ``Trainer.save_checkpoint`` writes it at once, to a path. Collective, as saving is.
+    """
+    return trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
 
 
 def validates_by_the_clock(trainer: pl.Trainer) -> bool:
