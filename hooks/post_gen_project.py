@@ -73,7 +73,7 @@ print(
 {ANSWERS["project_slug"]}/ is ready. Next:
 
   cd {ANSWERS["project_slug"]}
-  make train       an environment, real data, a trained model: about two minutes
+  make train       installs, trains on real data, saves a model: minutes
   make rehearse    simulates the cluster on this machine
   make help        everything else
 

@@ -43,6 +43,13 @@ cd cookiecutter cp cruft export gh git kubectl pip printf python rm sbatch sourc
 """.split()  # noqa: SIM905
 # Of the lines that make would run, those that start a program of the project.
 OF_PROJECT = re.compile(r"@?\S+(python\" src/|smlightning\" )")
+# Words of troubleshooting.md that AWS, torch and Lightning print.
+FOREIGN = """
+Bus error|Expected to have finished reduction|Expected 2 fields in line 3, saw 3|MaxWaitTimeExceeded
+No module named|PermanentRedirect|PutObject|ResourceLimitExceeded|SMDDP does not support
+SM_CHANNEL_MY-DATA|Unable to locate credentials|framework_version|new_group
+no kernel image is available|smddp|the label is Json|the label is Value|requires accelerate|--compile
+"""
 # Commands that the AWS command line adds to those of the services' models.
 OF_AWS = {"configure sso", "cloudformation deploy", "s3 cp", "s3 rm"}
 
@@ -170,6 +177,20 @@ def test_the_figures_in_the_text_are_those_of_the_code() -> None:
     questions = runpy.run_path(str(TEMPLATE / "tests/checkout.py"))["ANSWERS"]
     install = (TEMPLATE / "docs/install.md").read_text(encoding="utf-8")
     assert f"| {questions['instance_type']}, {questions['instance_count']} |" in install
+
+
+def test_each_message_of_troubleshooting_is_one_of_the_code() -> None:
+    """The longest text in it without values; Python's parts of a string are joined."""
+    files = [*TEMPLATE.glob("packages/**/*.py"), *SOURCE.glob("src/*.py")]
+    code = " ".join(path.read_text(encoding="utf-8") for path in files)
+    code = re.sub(r"\s+", " ", re.sub(r'"\s+f?"', "", code))
+    lacking = []
+    for row in (SOURCE / "docs/troubleshooting.md").read_text(encoding="utf-8").splitlines():
+        for message in re.findall(r"`([^`]+)`", re.split(r"(?<!\\)\|", f"{row}||")[1]):
+            text = max((part.strip() for part in re.split(r"…|[\d()\[\]:']", message)), key=len)
+            if text not in code and text not in FOREIGN:
+                lacking.append(message)
+    assert lacking == []
 
 
 def test_the_pages_command_fetches_the_templates_train_py(tmp_path: Path) -> None:

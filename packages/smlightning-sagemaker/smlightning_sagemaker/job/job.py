@@ -125,7 +125,7 @@ class Job(Table):
     )
     role: str = key(
         "RoleArn",
-        "name or ARN of the execution role; empty: that of SageMaker Studio",
+        "name or ARN of the job's role; empty: the role of your credentials, as in Studio",
         default="",
         derived=True,
     )
