@@ -166,18 +166,11 @@ class StepCheck(pl.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        if self.has_loss:
-            return
         self.batches += 1
-        self.has_loss = not pl_module.automatic_optimization or bool(outputs)
-        if trainer.is_last_batch:
-            self._check_loss()
+        self.has_loss |= not pl_module.automatic_optimization or bool(outputs)
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """``max_steps``, ``max_time`` and early stopping may end training within the epoch."""
-        self._check_loss()
-
-    def _check_loss(self) -> None:
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Called also if ``max_steps``, ``max_time`` or early stopping ends the epoch before."""
         if self.batches and not self.has_loss:
             raise UserError(
                 f"training_step returned nothing in {self.batches} batches, so nothing was trained",
