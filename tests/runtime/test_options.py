@@ -64,6 +64,22 @@ def test_an_option_may_be_a_list(kind: Any) -> None:
         parse_command_line(mine, ["--shares", "0.2,0.5"])
 
 
+def test_an_option_may_be_a_dict() -> None:
+    mine = options_class(weights=(dict[str, Ratio], option({"a": 0.5}, "of each label")))
+    for argv, expected in (
+        ([], {"a": 0.5}),
+        (["--weights", '{"a": 0.1, "b": 0.2}'], {"a": 0.1, "b": 0.2}),
+        (["--weights", "{}"], {}),
+    ):
+        made = parse_command_line(mine, argv)
+        weights = values_of(made)["weights"]
+        assert made.weights == weights == expected
+        assert {type(weight) for weight in weights.values()} <= {float}
+    assert mine().weights is not mine().weights
+    with pytest.raises(UserError, match=r"--weights.*a dict such as"):
+        parse_command_line(mine, ["--weights", '{"a": 2}'])
+
+
 @pytest.mark.parametrize(
     ("field", "distinctive"),
     [
@@ -112,6 +128,7 @@ def test_post_init_rejects_values_that_conflict(words: list[str], problem: str) 
     [
         (["--rat", "1"], "--rat.*--rate?"),
         (["--zzz=1"], "--zzz.*--help"),
+        (["--no_rate"], "--no_rate.*--rate"),
         (["--rate"], "--rate.*''"),
         (["--rate", "--width", "3"], "--rate.*''"),
         (["--rate", "x"], "--rate.*'x'.*a number"),

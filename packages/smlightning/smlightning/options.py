@@ -10,6 +10,7 @@ jsonargparse checks values against types and prints ``--help``. This file adds a
 The launcher checks a job's hyperparameters with this file, so it imports nothing heavy.
 """
 
+import copy
 import difflib
 import math
 import re
@@ -17,6 +18,7 @@ import sys
 from argparse import ArgumentError, RawDescriptionHelpFormatter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 from urllib.parse import quote, unquote
 
@@ -90,15 +92,16 @@ def option(default: Any, help: str, *, resume: Resume = "path") -> Any:
     """A field of the class of options.
 
     Args:
-        default: text, a number, true or false, or a list of these.
+        default: text, a number, true or false, a list of these, or a dict of them by name.
         help: its explanation in ``--help``.
         resume: whether a run may resume with another value. ``free``: yes. ``path``: only with
             ``--resume PATH``. ``optimizer`` and ``data``: no, since the optimizer's state, or the
             samples of each step, depend on it.
     """
-    if isinstance(default, list):
-        default = tuple(default)  # a dataclass rejects a mutable default
-    return field(default=default, metadata={"help": help, "resume": resume})
+    metadata = {"help": help, "resume": resume}
+    if isinstance(default, list | dict):  # a dataclass rejects a mutable default
+        return field(default_factory=partial(copy.copy, default), metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 def declared_options(cls: type) -> dict[str, Option]:
@@ -111,7 +114,10 @@ def declared_options(cls: type) -> dict[str, Option]:
     options: dict[str, Option] = {}
     for declaration in fields(cls):
         name, metadata = declaration.name, declaration.metadata
-        if declaration.default is MISSING or "help" not in metadata:
+        default, factory = declaration.default, declaration.default_factory
+        if factory is not MISSING:
+            default = factory()
+        if default is MISSING or "help" not in metadata:
             raise UserError(
                 f"{cls.__name__}.{name} has no default with an explanation",
                 f'declare it in src/options.py as {name}: TYPE = option(DEFAULT, "what it does")',
@@ -121,8 +127,7 @@ def declared_options(cls: type) -> dict[str, Option]:
                 f'{cls.__name__}.{name} has resume="{metadata["resume"]}" in src/options.py',
                 f"expected one of {', '.join(get_args(Resume))}",
             )
-        default = _plain(declaration.default)
-        options[name] = Option(types[name], default, metadata["help"], metadata["resume"])
+        options[name] = Option(types[name], _plain(default), metadata["help"], metadata["resume"])
     return options
 
 
@@ -135,6 +140,8 @@ def _plain(value: Any) -> Any:
     """The value as a plain type: a checkpoint cannot contain classes of restricted numbers."""
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {_plain(name): _plain(item) for name, item in value.items()}
     for kind in (bool, int, float, str):  # bool first: it is a subclass of int
         if isinstance(value, kind):
             return kind(value)
@@ -147,6 +154,8 @@ def describe_type(kind: Any) -> str:
         return " or ".join(map(str, get_args(kind)))
     if get_origin(kind) in (list, tuple):
         return 'a list such as "[1, 2]"'
+    if get_origin(kind) is dict:
+        return """a dict such as '{"a": 1}'"""
     return DESCRIPTIONS.get(kind, f"a value of type {getattr(kind, '__name__', kind)}")
 
 
@@ -191,7 +200,7 @@ def option_parser(cls: type, description: str | None = None) -> ArgumentParser:
         except ValueError as error:
             raise UserError(
                 f"{cls.__name__}.{name} has a type that is not for a command line ({error})",
-                "use str, bool, int, float, a list or Literal of these, or a type of "
+                "use str, bool, int, float, a list, dict[str, …] or Literal of these, or a type of "
                 "smlightning.options",
             ) from None
     return parser
@@ -237,6 +246,9 @@ def read_command_line(
         if name not in options:
             nearest = nearest_option(name, options)
             hint = f"did you mean --{nearest}?" if nearest else "--help lists the options"
+            flag = name.replace("-", "_").removeprefix("no_")
+            if flag in options and options[flag].type is bool:
+                hint = f"write --{flag} false"
             raise UserError(f"unknown option --{name}", hint)
         if not equals:
             if not remaining or remaining[0].startswith("--"):

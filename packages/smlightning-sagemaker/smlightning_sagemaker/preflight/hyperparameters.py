@@ -31,7 +31,10 @@ def options(job: Job, request: dict[str, Any], project: Project) -> Iterator[Fin
             hint = hint or hint_for_unknown_name(name, declared)
             yield error(key, "train.py has no such option", hint)
         elif problem := unfit(cls, name, value):
-            yield error(key, problem, f"as in {name} = {json.dumps(declared[name].default)}")
+            default = json.dumps(declared[name].default)
+            if default[0] in "[{":  # a text in job.toml, which train.py reads
+                default = f"'{default}'"
+            yield error(key, problem, f"as in {name} = {default}")
 
 
 def conflicts(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
