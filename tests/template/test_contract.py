@@ -14,6 +14,7 @@ UNSTEADY = ("data.py", '"train", self.options.seed)', "\"train\", __import__('os
 UNPRINTED = ("options.py", '"lr", ', '"lr", "perplexity", ')
 UNLOADED = ("model.py", "pretrained.load_own(net, directory)", "str(net)")
 SILENT = ("predict.py", "predictions.texts(arguments)", "[]")
+HASHED = ("predict.py", "one_line(text),", "hash(text),")  # as a feature may be
 UNUSED = ("model.py", "self.options.weight_decay", "0.01")
 UNUSED_IN_DATA = ("data.py", "texts, self.options.max_length)", "texts, 1000)")
 ONCE = ("data.py", "self.prepare_data_per_node = True", "self.prepare_data_per_node = False")
@@ -26,7 +27,11 @@ MUTANTS = [  # faults that do not hide each other share a project, and its runs
         "every_option_changes_something[weight_decay]": UNUSED,
         "every_option_changes_something[max_length]": UNUSED_IN_DATA,
     },
-    {"every_sample_reaches_one_rank[2]": UNDIVIDED, "a_resumed_run_ends": UNSTEADY},
+    {
+        "every_sample_reaches_one_rank[2]": UNDIVIDED,
+        "a_resumed_run_ends": UNSTEADY,
+        "a_trained_model_answers": HASHED,
+    },
     {"the_rehearsal_passes": ONCE},
 ]
 

@@ -22,6 +22,7 @@ from smlightning_sagemaker.testing import owner
 
 Write = Callable[[dict[str, Any]], Any]
 WRITE_SECONDS = 5  # in which a checkpoint is written, on a busy machine
+PREDICT = ("--sample", "--model_dir", "outputs/model")
 PREPARED = re.compile(r"-[0-9a-f]{12}(?=[/.])")  # the end of a name of `prepared.path_for`
 
 
@@ -129,10 +130,13 @@ def numbers(metrics: Any) -> dict[str, float]:
 
 
 def predict(write: Write) -> None:
-    """Run src/predict.py on the project's own sample."""
-    sys.argv = ["predict.py", "--sample", "--model_dir", "outputs/model"]
-    assert owner.load().predict.main() == 0
-    write({})
+    """Run src/predict.py on the project's own sample, and record its standard output."""
+    sys.argv = ["predict.py", *PREDICT]
+    with Path("answer").open("w+", encoding="utf-8") as out:
+        with contextlib.redirect_stdout(out):
+            assert owner.load().predict.main() == 0
+        out.seek(0)
+        write({"answer": out.read()})
 
 
 class Collect(pl.LightningModule):
@@ -158,8 +162,10 @@ def iterate(write: Write, options: dict[str, Any]) -> None:
     """Iterate over the project's loaders for one epoch, as training does."""
     project = owner.load()
     single = {"batch_size": 1} if hasattr(project.options.Options, "batch_size") else {}
+    seed = project.options.Options(**options).seed
     model = Collect()
     with project.dist.session() as cluster:
+        pl.seed_everything(seed, verbose=False)  # as Run does, before the data
         data = project.data.Data(**{**options, **single})
         strategy, devices, num_nodes = project.dist.get_initialization_info()
         trainer = pl.Trainer(
@@ -173,7 +179,7 @@ def iterate(write: Write, options: dict[str, Any]) -> None:
             enable_progress_bar=False,
             enable_model_summary=False,
             num_sanity_val_steps=0,
-            callbacks=[StepSeed(0)],  # augments each reading in the same way
+            callbacks=[StepSeed(seed)],  # augments each reading in the same way
         )
         trainer.fit(model, datamodule=data)
     write(model.seen)

@@ -1,12 +1,15 @@
 """Short runs of a project's train.py, loaders and predict.py, on one rank or several."""
 
 import functools
+import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from smlightning_sagemaker.testing import recording
-from smlightning_sagemaker.testing.processes import KILLED, Record, run_ranks
+from smlightning_sagemaker.testing import owner, recording
+from smlightning_sagemaker.testing.processes import KILLED, SECONDS, Record, run_ranks
 
 
 def train(
@@ -35,7 +38,22 @@ def loaders(folder: Path, options: dict[str, Any], world_size: int) -> dict[str,
     }
 
 
-def sample_answers(folder: Path) -> str:
-    """The output of `predict.py --sample` in the folder of a run."""
+def sample_answers(folder: Path) -> tuple[str, str]:
+    """What `predict.py --sample` prints in the folder of a run, in two processes.
+
+    The second has imported everything itself, and another hash() of each text than any other.
+    """
     (record,) = run_ranks(recording.predict, folder, 1)
-    return record["log"]
+    variables = {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONUTF8": "1", "PYTHONHASHSEED": "1"}
+    ended = subprocess.run(
+        [sys.executable, str(owner.load().predict.__file__), *recording.PREDICT],
+        cwd=folder,
+        env={**os.environ, **variables},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=SECONDS,
+        check=False,
+    )
+    assert ended.returncode == 0, f"predict.py --sample failed\n{ended.stderr}"
+    return record["answer"], ended.stdout
