@@ -184,7 +184,7 @@ def test_no_secret_and_no_server_is_reached(tmp_path: Path) -> None:
     )
     plan = planned(tmp_path, job=job)
     assert plan.request["Environment"] == {"KEPT": "y"}
-    assert "--inherit HF_TOKEN" in plan.notes[0] and "WANDB_API_KEY" in plan.notes[0]
+    assert "--inherit HF_TOKEN" in plan.notes[-1] and "WANDB_API_KEY" in plan.notes[-1]
 
 
 def test_an_inherited_secret_reaches_the_hosts_apart_from_the_request(

@@ -83,6 +83,7 @@ def copy_stubs(plan: Plan, into: Path) -> None:
     absent = [] if plan.distribution == "smddp" else ["smddprun", "smdistributed"]
     shutil.copytree(STUBS, into, ignore=shutil.ignore_patterns("__pycache__", *absent))
     shutil.copy(TENSORS, into / "rehearsal_tensors.py")
+    (into / "hidden.json").write_text(json.dumps([plan.hidden_modules, plan.hidden_packages]))
 
 
 def write_configuration(plan: Plan, host: Host, addresses: list[str]) -> None:

@@ -21,6 +21,7 @@ from smlightning_sagemaker.job.images import Profile
 from smlightning_sagemaker.job.job import Job
 from smlightning_sagemaker.project import Project
 from smlightning_sagemaker.rehearsal import mpirun
+from smlightning_sagemaker.rehearsal.hidden import hidden
 
 FAIL_RANK = "fail-rank"  # the rank raises an error
 KILL_RANK = "kill-rank"  # the rank gets SIGKILL
@@ -67,6 +68,8 @@ class Plan:
     inherit: Sequence[str] = ()  # variables of this shell that the hosts get too
     secrets: Sequence[str] = ()  # variables of this shell that stand for the job's secrets
     image: Profile | None = None  # versions in the job's image, if known
+    hidden_modules: Sequence[str] = ()  # of this environment, which the hosts lack
+    hidden_packages: Sequence[str] = ()
     notes: Sequence[str] = ()  # printed before training
     fault: Fault | None = None
     batches: int = 0  # limit for one epoch, validation and test; 0: train.py decides
@@ -137,6 +140,10 @@ def make_plan(arguments: argparse.Namespace, project: Project) -> Plan:
     if not of_project:  # a script that does not decode: the toolkit does with them what it does
         plain = {name: json.dumps(value) for name, value in job.hyperparameters.items()}
         body["HyperParameters"].update(plain)
+    modules, packages = hidden(job, project) if of_project else ([], [])
+    if packages:
+        note = "packages of this environment that neither requirements.txt nor the image lists"
+        notes.insert(0, f"hidden from the hosts: {len(packages)} {note}")
     return Plan(
         hosts=cluster.hosts,
         processes=cluster.processes,
@@ -147,6 +154,8 @@ def make_plan(arguments: argparse.Namespace, project: Project) -> Plan:
         inherit=[name for name in arguments.inherit if name not in secrets],
         secrets=list(inherited),
         image=images.profile(job),
+        hidden_modules=modules,
+        hidden_packages=packages,
         notes=notes,
         fault=fault,
         batches=batches(arguments.batches, fault, given),
