@@ -29,8 +29,9 @@ from torch.utils.data._utils import worker as loader_worker
 import dist
 import small_training
 from smlightning.cluster import session
-from smlightning.data import rng, stateful
+from smlightning.data import rng
 from smlightning.errors import described
+from smlightning.training import loaders
 from smlightning.training.buckets import BucketOrder
 from smlightning.training.checks import training_checks
 from smlightning.training.seeds import StepSeed
@@ -43,14 +44,14 @@ SIZE = 2
 
 def send_states(record: Callable[[Record], None]) -> None:
     """Send a loader's state to rank 0, longer the higher the rank; record the lengths it got."""
-    stateful.CHUNK = 10
+    loaders.CHUNK = 10
     with session.session() as cluster:
         torch.distributed.init_process_group(
             "gloo", rank=cluster.rank, world_size=cluster.world_size
         )
         state = {"extra": 300 * cluster.rank * "x"}
         loader: Any = SimpleNamespace(state=lambda batches: state)
-        states = stateful.states_of_ranks([loader], 1)
+        states = loaders.states_of_ranks([loader], 1)
         record({"lengths": [len(each["states"][0]["extra"]) for each in states]})
 
 
@@ -197,7 +198,7 @@ def train(
 
 def train_here(write: Callable[[Record], Any], kind: str, seed: int = 5, **options: Any) -> None:
     """With what train.py gives the Trainer for it."""
-    train(write, kind, [StepSeed(seed)], seed, **options)
+    train(write, kind, [loaders.ExactLoaders(seed), StepSeed(seed)], seed, **options)
 
 
 def train_plainly(write: Callable[[Record], Any], kind: str, **options: Any) -> None:
@@ -319,7 +320,7 @@ def make_mistake(write: Callable[[Record], Any], name: str) -> None:
     """Record the line that ends a training with this mistake."""
     model, data, kind = MISTAKES[name]
     problem = ""
-    callbacks = [StepSeed(5), BucketOrder(), *training_checks()]
+    callbacks = [loaders.ExactLoaders(5), StepSeed(5), BucketOrder(), *training_checks()]
     try:
         train(write, kind, callbacks, model=model, data=data)
     except Exception as error:

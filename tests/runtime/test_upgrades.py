@@ -14,6 +14,8 @@ from pytorch_lightning.callbacks import WeightAveraging
 from pytorch_lightning.demos.boring_classes import BoringModel
 from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
 from pytorch_lightning.strategies import ModelParallelStrategy
+from pytorch_lightning.trainer import call
+from pytorch_lightning.trainer.connectors import data_connector
 from pytorch_lightning.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from pytorch_lightning.trainer.connectors.signal_connector import _SignalConnector
 
@@ -102,6 +104,16 @@ def test_the_loops_load_the_progress_that_is_written(trainer: pl.Trainer) -> Non
     trainer.fit_loop.load_state_dict(state)
     assert loops.steps(trainer) == 11 and loops.batches_trained(trainer) == 11
     assert loops.batches_of_epoch(trainer) == 3 and trainer.current_epoch == 1
+
+
+def test_setup_and_loaders_pass_through_the_strategy() -> None:
+    """cluster/strategies.py calls two hooks of callbacks in these methods."""
+    setup = inspect.getsource(call._call_setup_hook)
+    barrier, data = 'strategy.barrier("pre_setup")', 'datamodule_hook(trainer, "setup"'
+    assert 0 < setup.index(barrier) < setup.index(data)
+    source = inspect.getsource(data_connector._process_dataloader)
+    divided, processed = "_prepare_dataloader(", "strategy.process_dataloader("
+    assert 0 < source.index(divided) < source.index(processed)
 
 
 def test_the_sharded_strategy_overrides_existing_methods() -> None:

@@ -18,6 +18,7 @@ def train(options: Options) -> None:
     """Train, test the best weights, and save what `predict.py` loads."""
     import pytorch_lightning as pl  # these take seconds, and --help answers at once
     from smlightning.run import Run
+    from smlightning.training.loaders import ExactLoaders
 
     import dist
     from data import Data
@@ -46,7 +47,10 @@ def train(options: Options) -> None:
             enable_progress_bar=sys.stdout.isatty() and sys.stderr.isatty(),
             enable_model_summary=False,
             profiler=run.profiler,
-            callbacks=[*run.callbacks()],  # yours follow here
+            callbacks=[
+                *run.callbacks(),
+                ExactLoaders(options.seed),  # makes your loaders resume within an epoch
+            ],  # yours follow here
             logger=[*run.loggers()],  # and here
         )
         run.train_test_save(trainer, model, data)

@@ -4,7 +4,7 @@ weights, testing and saving.
     with dist.session():
         run = Run(options, monitor=MONITOR, mode=MODE)
         trainer = pl.Trainer(
-            callbacks=[*run.callbacks(), MyCallback()],
+            callbacks=[*run.callbacks(), ExactLoaders(options.seed), MyCallback()],
             logger=[*run.loggers(), MyLogger()],
             ...
         )

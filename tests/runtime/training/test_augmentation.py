@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from rank_training import Noisy, NoisyLine
 from small_training import Fit, Numbers, newest_state, same
-from smlightning.data.rng import IndexStream
+from smlightning.data.exact import ExactBatches
 
 
 class Unsteady(Sampler):
@@ -93,7 +93,7 @@ def test_epochs_differ_and_evaluations_do_not(fit: Fit) -> None:
 
     class Watching(NoisyLine):
         def on_train_start(self) -> None:
-            assert isinstance(self.trainer.train_dataloader.batch_sampler, IndexStream)
+            assert isinstance(self.trainer.train_dataloader.batch_sampler, ExactBatches)
 
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             seen["train"].append(batch[1].tolist())

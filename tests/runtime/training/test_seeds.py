@@ -1,11 +1,9 @@
 """Random numbers in a step depend only on seed, step and rank."""
 
-import random
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 from smlightning.training.seeds import StepSeed
@@ -29,29 +27,23 @@ def drawn_in_step(seed: int, batch: int, rank: int = 0) -> float:
     return torch.rand(1).item()
 
 
-def drawn_while_fetching(seed: int, batch: int, rank: int = 0) -> tuple[float, float, float]:
-    StepSeed(seed).on_train_batch_end(trainer(batch - 1, rank))
-    return torch.rand(1).item(), random.random(), float(np.random.rand())
-
-
-@pytest.mark.parametrize("draw", [drawn_in_step, drawn_while_fetching])
-def test_random_numbers_depend_on_seed_step_and_rank(draw: Any) -> None:
+def test_random_numbers_depend_on_seed_step_and_rank() -> None:
+    draw = drawn_in_step
     first = draw(5, 3)
     others = [draw(6, 3), draw(5, 4), draw(5, 3, rank=1)]
     assert draw(5, 3) == first and first not in others
     assert len(set(others)) == len(others)
 
 
-def test_fetching_and_training_use_different_numbers() -> None:
-    assert drawn_while_fetching(5, 3)[0] != drawn_in_step(5, 3)
+def test_generators_of_the_model_are_seeded() -> None:
+    """Also those of a part of it; each step has its own numbers."""
 
+    def drawn(batch: int) -> list[float]:
+        model = torch.nn.Sequential(torch.nn.Identity())
+        model[0].noise, model.numbers = torch.Generator(), np.random.default_rng()
+        seeds = StepSeed(5)
+        seeds.on_train_start(trainer(batch), model)  # type: ignore[arg-type]
+        seeds.on_train_batch_start(trainer(batch), model, None, batch)  # type: ignore[arg-type]
+        return [torch.rand(1, generator=model[0].noise).item(), model.numbers.random()]
 
-def test_a_streams_iterator_has_the_numbers_of_its_epoch() -> None:
-    """It is made after the epoch before, or when training starts."""
-    within = StepSeed(5)
-    within.on_train_epoch_end(trainer(7), None)  # type: ignore[arg-type]
-    expected = torch.rand(1).item()
-    resumed = StepSeed(5)
-    resumed.load_state_dict(within.state_dict())
-    resumed.on_fit_start(trainer(-1), None)  # type: ignore[arg-type]
-    assert torch.rand(1).item() == expected
+    assert drawn(3) == drawn(3) != drawn(4)

@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import rank_training
 from small_training import Fit, Line, Numbers, directory, newest_state, rows, same
-from smlightning.data import stateful
-from smlightning.data.rng import Start
+from smlightning.data.exact import Stream
 from smlightning.errors import UserError
+from smlightning.training import loaders
 from smlightning_sagemaker.testing.processes import run_ranks
 
 SIZE = 5
@@ -39,19 +39,19 @@ class Counted(DataLoader):
         self.given = state_dict["given"]
 
 
-def begun() -> stateful.StatefulLoader:
+def begun() -> Stream:
     """A loader of one rank that has given one batch."""
-    loader = stateful.StatefulLoader(Counted(), Start, None, 1, 0)
+    loader = Stream(Counted(), 1, 0)
     next(iter(loader))
     return loader
 
 
 def test_a_state_of_unsafe_objects_is_an_error() -> None:
     loader = begun()
-    assert stateful.states_of_ranks([loader], 1)[0]["states"][0]["state"]["given"] == 1
-    loader.states[1]["extra"] = {"rng": np.arange(3), "path": SimpleNamespace()}
+    assert loaders.states_of_ranks([loader], 1)[0]["states"][0]["state"]["given"] == 1
+    loader.states[1]["state"]["extra"] = {"rng": np.arange(3), "path": SimpleNamespace()}
     with pytest.raises(UserError) as refused:
-        stateful.states_of_ranks([loader], 1)
+        loaders.states_of_ranks([loader], 1)
     assert "tolist" in refused.value.hint
 
 
@@ -112,13 +112,13 @@ def test_a_resume_with_another_kind_of_loader_is_an_error(fit: Fit) -> None:
 
 
 def test_another_number_of_ranks_workers_or_loaders_is_an_error() -> None:
-    then = stateful.states_of_ranks([begun()], 1)
-    stateful.check_states(then, Counted(), 0, 1)
-    other = SimpleNamespace(num_workers=2, batch_size=SIZE)
+    then = loaders.states_of_ranks([begun()], 1)
+    counted = Stream(Counted(), 1, 0)
+    loaders.check_states(then, counted, 0, 1)
+    other = SimpleNamespace(loader=Counted(), num_workers=2, batch_size=SIZE)
     for states, another, number, world_size in (
-        (then, Counted(), 0, 2), (then, other, 0, 1), (then, Counted(), 1, 1),
-        ([], Counted(), 0, 1),
+        (then, counted, 0, 2), (then, other, 0, 1), (then, counted, 1, 1), ([], counted, 0, 1),
     ):  # fmt: skip
         with pytest.raises(UserError) as refused:
-            stateful.check_states(states, another, number, world_size)
+            loaders.check_states(states, another, number, world_size)
         assert "--resume never" in refused.value.hint

@@ -14,9 +14,10 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
-from smlightning.data.stateful import resumes_exactly
+from smlightning.data.exact import resumes_exactly
 from smlightning.reports import curves
 from smlightning.tensors import digest, leaves
+from smlightning.training.loaders import ExactLoaders, all_loaders
 from smlightning.training.seeds import StepSeed
 from smlightning_sagemaker.testing import owner
 
@@ -67,7 +68,7 @@ class TrainingRecorder(pl.Callback):
 
     def on_train_end(self, trainer: Any, module: Any) -> None:
         self.seen["last"] = digests(module.state_dict())
-        self.seen["exact"] = resumes_exactly(trainer.train_dataloader)
+        self.seen["exact"] = all(map(resumes_exactly, all_loaders(trainer.train_dataloader)))
         self.seen["num_workers"] = getattr(trainer.train_dataloader, "num_workers", None)
 
     def on_test_end(self, trainer: Any, module: Any) -> None:
@@ -179,7 +180,7 @@ def iterate(write: Write, options: dict[str, Any]) -> None:
             enable_progress_bar=False,
             enable_model_summary=False,
             num_sanity_val_steps=0,
-            callbacks=[StepSeed(seed)],  # augments each reading in the same way
+            callbacks=[ExactLoaders(seed), StepSeed(seed)],  # augment each reading alike
         )
         trainer.fit(model, datamodule=data)
     write(model.seen)

@@ -2,7 +2,7 @@
 step, validation or epoch are done and those of the next have not begun.
 
 A resumed run continues exactly: no random state is kept, since order, augmentation and dropout are
-functions of numbers (data/batches.py, data/rng.py, training/seeds.py).
+functions of numbers (data/batches.py, data/exact.py, training/seeds.py).
 """
 
 import math
@@ -29,11 +29,12 @@ from smlightning.checkpoints.writer import CheckpointWriter
 from smlightning.cluster import collectives, ending, exchange, session, signals
 from smlightning.cluster.sharding import ShardedStrategy
 from smlightning.cluster.shards import weights_like
-from smlightning.data.stateful import resumes_exactly
+from smlightning.data.exact import resumes_exactly
 from smlightning.errors import UserError
 from smlightning.options import Option
 from smlightning.tensors import checksums_of_parts
 from smlightning.training import hangs, loop
+from smlightning.training.loaders import all_loaders
 from smlightning.training.rank_checks import equal_on_ranks, equally_many
 
 RERUN = "start the same command again"
@@ -300,7 +301,9 @@ class Checkpoints(Checkpoint):
                 "pass --max_steps",
             )
         then = self.position.batches_per_epoch
-        is_inexact = self.resume_point and not resumes_exactly(trainer.train_dataloader)
+        is_inexact = self.resume_point and not all(
+            map(resumes_exactly, all_loaders(trainer.train_dataloader))
+        )
         if is_inexact and trainer.is_global_zero:
             print(f"resume: {resume.data_start(*self.position.next_start())}", flush=True)
         batches = _global_batches(trainer)

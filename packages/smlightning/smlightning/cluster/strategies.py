@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from lightning_fabric.plugins import ClusterEnvironment
+from pytorch_lightning import Trainer
 from pytorch_lightning.strategies import (
     DDPStrategy,
     ParallelStrategy,
@@ -67,6 +68,33 @@ class LauncherEnvironment(ClusterEnvironment):
         pass  # follows from what set_world_size checks
 
 
+class ExtraHooks(Strategy):
+    """Calls two hooks that Lightning's callbacks lack, if a callback has them.
+
+    ``process_dataloader(trainer, loader)`` returns the loader to iterate, after Lightning has
+    divided it among the ranks; ``before_setup(trainer)`` comes just before the data's ``setup``.
+    """
+
+    def process_dataloader(self, dataloader: object) -> object:
+        for hook, trainer in self._hooks("process_dataloader"):
+            dataloader = hook(trainer, dataloader)
+        return dataloader
+
+    def barrier(self, name: str | None = None) -> None:
+        super().barrier(name)  # type: ignore[safe-super]
+        if name == "pre_setup":  # Lightning's name for it (trainer/call.py)
+            for hook, trainer in self._hooks("before_setup"):
+                hook(trainer)
+
+    def _hooks(self, name: str) -> list[tuple[Any, Trainer]]:
+        module = self.lightning_module
+        if module is None:
+            return []
+        trainer: Any = module.trainer
+        hooks = [getattr(callback, name, None) for callback in trainer.callbacks]
+        return [(hook, trainer) for hook in hooks if hook is not None]
+
+
 class BuildsOnCPU(Strategy):
     """Calls ``configure_model`` with the CPU as default device, as FSDP's strategy does.
 
@@ -94,7 +122,7 @@ class OptimizersStay(Strategy):
         self.optimizers = optimizers
 
 
-class VerifiesAllReduce(ParallelStrategy):
+class VerifiesAllReduce(ExtraHooks, ParallelStrategy):
     """Verifies an all-reduce before the first run."""
 
     _is_verified = False
@@ -106,7 +134,7 @@ class VerifiesAllReduce(ParallelStrategy):
             self._is_verified = True
 
 
-class OneProcess(BuildsOnCPU, OptimizersStay, SingleDeviceStrategy):
+class OneProcess(ExtraHooks, BuildsOnCPU, OptimizersStay, SingleDeviceStrategy):
     """One device; its cluster environment only keeps Lightning from looking for one."""
 
     def __init__(self, cluster: Cluster) -> None:

@@ -7,15 +7,14 @@ The way of a row, in the order of the run:
 - `text`: texts as tokens: ``ByteTokenizer``, ``batch`` (a checkpoint's: `smlightning.pretrained`).
 - `prepared`: a folder written once per node: ``building``, ``seal``, ``load``.
 - `columns`: a batch from the stored Arrow columns: ``Lists``, ``numbers``.
-- `batches`: the samples of each global batch: ``loader``, ``pad``.
+- `batches`: the samples of each global batch: ``GlobalBatches``, ``loader``, ``pad``.
 
 For any loader, in training:
 
+- `exact`: loaders that start at any batch of any epoch: ``exact_loader``, ``Stream``.
 - `rng`: random numbers while a batch is fetched: ``generator``, ``epoch``.
-- `stateful`: loaders with a state of their own, for the checkpoint: ``StatefulLoader``,
-  ``resumes_exactly``.
 - `workers`: a loader's worker that loses a batch ends the run: ``LostBatches``.
 
-Imports go one way: `splits` on `sources`; `columns` and `text` on `batches`;
-`stateful` on `rng`, and `rng` on `batches`.
+Imports go one way: `splits` on `sources`; `columns` and `text` on `batches`; `batches` on `exact`,
+and `exact` on `rng`.
 """

@@ -1,11 +1,13 @@
-"""Global batches: the samples of each batch of an epoch, and each rank's part of them.
+"""Global batches: the order of an epoch, each rank's part of it, and the batches to skip.
 
     def train_dataloader(self):                # in a LightningDataModule
         return batches.loader(dataset, lengths, batch_size, self.trainer, seed)
 
-where ``dataset[batch]`` makes a batch of a :class:`RankBatch`.
+where ``dataset[batch]`` makes a batch of a :class:`RankBatch`. The loader resumes within an epoch
+as it is: `training.loaders.ExactLoaders` only calls `GlobalBatches.start_at`.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence, Sized
 from typing import Any, NamedTuple
 
@@ -14,6 +16,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from smlightning.cluster import signals
+from smlightning.data import rng
+from smlightning.data.exact import Resumable, SeededRows
 from smlightning.errors import UserError
 
 # Global batches that are sorted together by length: enough to save padding, few enough to keep the
@@ -29,11 +33,13 @@ class RankBatch(NamedTuple):
         real: the number of samples in ``rows``.
         scale: multiply the sum of the samples' losses by it. DDP's mean over ranks and Lightning's
             over accumulated batches is then the mean over the global batch.
+        moment: of the random numbers of its rows.
     """
 
     rows: np.ndarray
     real: int
     scale: float
+    moment: rng.Moment = rng.Moment()
 
     def weight(self) -> torch.Tensor:
         """(B,) float32: 1 for a sample, 0 for a filler."""
@@ -41,8 +47,10 @@ class RankBatch(NamedTuple):
         return torch.from_numpy(is_sample.astype(np.float32))
 
 
-class GlobalBatches(torch.utils.data.DistributedSampler[RankBatch]):
+class GlobalBatches(Resumable, torch.utils.data.DistributedSampler[RankBatch]):
     """This rank's parts of the global batches of an epoch: a function of (seed, epoch).
+
+    `start_at` sets the epoch, and how many batches of it to skip.
 
     The global batches do not depend on the world size. Samples of similar length are batched
     together. Every rank gets equally many rows of each batch, and at least two if whole batches
@@ -88,22 +96,31 @@ class GlobalBatches(torch.utils.data.DistributedSampler[RankBatch]):
         if not self.shuffle:
             longest_first = np.argsort(self.lengths, kind="stable")[::-1]
             return longest_first.copy(), numbers  # torch rejects negative strides
-        rng = np.random.default_rng([self.seed, self.epoch])
+        numbers_of = np.random.default_rng([self.seed, self.epoch])
         # The smallest type: as int64, 100 million rows would take 0.8 GB.
         order = np.arange(rows, dtype=np.min_scalar_type(rows))
-        rng.shuffle(order)
+        numbers_of.shuffle(order)
         for at in range(0, rows, self.global_batch * POOL):
             pool = order[at : at + self.global_batch * POOL]
             pool[:] = pool[np.argsort(self.lengths[pool], kind="stable")]
-        return order, rng.permutation(numbers)
+        return order, numbers_of.permutation(numbers)
 
     def __iter__(self) -> Iterator[RankBatch]:
+        moment = rng.Moment(self.seed)
+        done = 0
+        if self.shuffle:
+            done = self.begin()
+            moment = rng.Moment(self.seed, self.epoch, self.turn)
+        yield from itertools.islice(self._rank_batches(moment), done, None)
+
+    def _rank_batches(self, moment: rng.Moment) -> Iterator[RankBatch]:
+        """This rank's parts of the epoch."""
         size = self.global_batch
         order, numbers = self.order()
         for number in numbers:
-            yield from self._rank_batches(order[number * size : (number + 1) * size])
+            yield from self._parts(order[number * size : (number + 1) * size], moment)
 
-    def _rank_batches(self, global_batch: np.ndarray) -> Iterator[RankBatch]:
+    def _parts(self, global_batch: np.ndarray, moment: rng.Moment) -> Iterator[RankBatch]:
         """This rank's parts of a global batch: one, or as many as are accumulated."""
         parts = self.num_replicas * self.accumulate
         # Rows of each part: as many as the largest needs, and two if a whole batch has two.
@@ -114,7 +131,7 @@ class GlobalBatches(torch.utils.data.DistributedSampler[RankBatch]):
             if len(samples) < many:
                 fillers = np.resize(global_batch, many - len(samples))
                 rows = np.concatenate([samples, fillers])
-            yield RankBatch(rows, len(samples), parts / len(global_batch))
+            yield RankBatch(rows, len(samples), parts / len(global_batch), moment)
 
 
 def loader(
@@ -153,7 +170,7 @@ def loader(
     if num_workers < 0:
         num_workers = 2 if cuda else 0
     return DataLoader(
-        dataset,
+        SeededRows(dataset),
         sampler=GlobalBatches(lengths, global_batch, rank, world_size, seed, accumulate),
         batch_size=None,
         num_workers=num_workers,

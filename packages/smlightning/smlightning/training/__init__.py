@@ -2,7 +2,7 @@
 
 - `options`: options that every project has: ``TrainerOptions``. It needs no torch.
 - `seeds`: random numbers of a step: ``StepSeed``.
-- `loaders`: training loaders that continue within an epoch: ``ResumableLoaders``.
+- `loaders`: loaders that resume within an epoch: ``ExactLoaders``, which train.py names.
 - `buckets`: the order of DDP's buckets: ``BucketOrder``.
 - `loop`: the position of Lightning's loop, and its validations: ``ValidationSteps``.
 - `hangs`: ends a job whose ranks hang: ``HangTimeout``, ``slow``.

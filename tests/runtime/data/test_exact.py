@@ -1,0 +1,196 @@
+"""Order and random numbers of an epoch, a row and a batch are functions of numbers."""
+
+import inspect
+import pickle
+import random
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler, Subset, WeightedRandomSampler
+
+from smlightning.data import rng
+from smlightning.data.exact import SETTINGS, exact_loader
+
+
+class Drawing(Dataset):
+    name = "drawing"
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, row: int) -> tuple[Any, ...]:
+        return row, torch.rand(1).item(), random.random(), float(np.random.rand())
+
+
+class Gathering(Drawing):
+    """Makes a batch in one call, as `datasets` does."""
+
+    def __getitems__(self, rows: list[int]) -> list[Any]:
+        noise = random.random()
+        return [(row, noise) for row in rows]
+
+
+def batches(loader: DataLoader, *start: int, seed: int = 1, rank: int = 0) -> Any:
+    exact: Any = exact_loader(loader, seed, rank)
+    exact.batch_sampler.start_at(*start or (0,))
+    torch.rand(3)  # whatever was drawn before
+    return list(exact)
+
+
+def rows_of(loader: DataLoader, *args: Any, **options: Any) -> dict[int, tuple[Any, ...]]:
+    return {row[0]: row for batch in batches(loader, *args, **options) for row in batch}
+
+
+def loader(dataset: Any, size: int = 2, **options: Any) -> DataLoader:
+    return DataLoader(dataset, size, collate_fn=list, **options)
+
+
+def test_random_numbers_of_a_row_depend_only_on_seed_epoch_and_row() -> None:
+    table = rows_of(loader(Drawing(), shuffle=True))
+    assert rows_of(loader(Drawing(), 3), rank=1) == table
+    assert rows_of(loader(Drawing()), seed=2) != table
+    assert rows_of(loader(Drawing()), 1) != table
+    for generator in (1, 2, 3):
+        assert len({row[generator] for row in table.values()}) == 8
+
+
+def test_a_subset_is_seeded_by_row_and_a_data_set_that_gathers_by_batch() -> None:
+    table = rows_of(loader(Subset(Drawing(), range(8))))
+    assert table == rows_of(loader(Subset(Drawing(), range(8)), 3))
+    gathered = rows_of(loader(Gathering()))
+    assert gathered == rows_of(loader(Gathering()))
+    assert len({row[1] for row in gathered.values()}) == 4
+
+
+def test_a_collate_function_is_seeded_by_batch() -> None:
+    def collate(samples: list[Any]) -> list[Any]:
+        return [[sample[0] for sample in samples], random.random()]
+
+    given = DataLoader(Drawing(), 2, collate_fn=collate)
+    first = batches(given)
+    assert batches(given) == first and len({batch[1] for batch in first}) == 4
+
+
+def test_a_repeated_row_has_other_random_numbers() -> None:
+    """With replacement a rare row comes many times: its augmentation differs each time."""
+    often = WeightedRandomSampler([1.0] + [1e-9] * 7, 8)
+    drawn = [row for batch in batches(loader(Drawing(), sampler=often)) for row in batch]
+    assert len(drawn) == 8 and len({row[1] for row in drawn}) == 8
+
+
+def test_an_order_depends_on_seed_and_epoch_but_not_on_the_rank() -> None:
+    def order(*args: Any, **options: Any) -> list[int]:
+        return list(rows_of(loader(Drawing(), shuffle=True), *args, **options))
+
+    assert order() == order(rank=1)
+    assert order() != order(1) and order() != order(seed=2)
+    assert order(0, 3) == order()[6:]
+
+
+def test_a_loader_that_starts_again_next_to_a_longer_one_gives_another_order() -> None:
+    exact: Any = exact_loader(loader(Drawing(), shuffle=True), 1)
+    first, second = list(exact), list(exact)
+    assert first != second
+    resumed = batches(loader(Drawing(), shuffle=True), 0, 5)
+    assert resumed == second[1:], "of four batches, the fifth is the second turn's first"
+
+
+def test_the_users_loader_and_data_set_are_not_changed() -> None:
+    given = loader(Drawing())
+    dataset, sampler = given.dataset, given.batch_sampler
+    exact: Any = exact_loader(given, 1)
+    assert given.dataset is dataset and given.batch_sampler is sampler
+    assert exact.dataset.name == "drawing" and len(exact.dataset) == 8
+    assert exact.dataset[3][0] == 3, "the user may ask without a loader"
+    sent = pickle.loads(pickle.dumps(exact.dataset))  # noqa: S301  as to a worker
+    assert sent.name == "drawing"
+    assert len(exact) == 4 and exact.batch_sampler.batch_size == 2
+
+
+def test_epoch_and_generator_of_a_row_outside_a_loader() -> None:
+    rng.enter(rng.Moment())
+    assert rng.epoch() == 0
+    assert rng.generator(3).random() == rng.generator(3).random()
+    assert rng.generator(3).random() != rng.generator(4).random()
+
+
+class OwnOrder(Sampler):
+    """An order from a generator of its own, as many public samplers have it."""
+
+    def __init__(self) -> None:
+        self.generator = np.random.default_rng(7)
+
+    def __iter__(self) -> Iterator[int]:
+        yield from self.generator.permutation(8).tolist()
+
+    def __len__(self) -> int:
+        return 8
+
+
+class Counting(OwnOrder):
+    """An order of how often it was iterated."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.times += 1
+        yield from ((row + self.times) % 8 for row in range(8))
+
+
+@pytest.mark.parametrize("sampler", [OwnOrder, Counting])
+@pytest.mark.parametrize("start", [(3,), (3, 2)])
+def test_a_sampler_that_remembers_epochs_gives_the_same_order_after_a_resume(
+    sampler: Any, start: tuple[int, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole: Any = exact_loader(loader(Drawing(), sampler=sampler()), 1)
+    epochs = []
+    for epoch in range(4):
+        whole.batch_sampler.start_at(epoch)
+        epochs.append(list(whole))
+    trained = whole.batch_sampler.checksum(2)
+    assert batches(loader(Drawing(), sampler=sampler()), *start) == epochs[3][sum(start[1:]) :]
+    again: Any = exact_loader(loader(Drawing(), sampler=sampler()), 1)
+    again.batch_sampler.start_at(3, 2, (2, trained))
+    assert list(again) == epochs[3][2:] and not capsys.readouterr().out
+    again.batch_sampler.start_at(3, 2, (2, trained + 1))
+    assert list(again) and "resume: inexact: BatchSampler" in capsys.readouterr().out
+
+
+class OwnNoise(Drawing):
+    """Keeps generators, one of them in a transformation, and knows the epoch."""
+
+    def __init__(self) -> None:
+        self.noise = np.random.default_rng()
+        self.transform = SimpleNamespace(parts=[random.Random()])
+        self.epoch = -1
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __getitem__(self, row: int) -> tuple[Any, ...]:
+        return row, self.noise.random(), self.transform.parts[0].random(), self.epoch
+
+
+def test_generators_of_the_data_set_and_its_epoch_are_set() -> None:
+    table = rows_of(loader(OwnNoise(), shuffle=True), 2)
+    assert rows_of(loader(OwnNoise(), 3), 2, rank=1) == table
+    assert len({row[1] for row in table.values()}) == 8
+    assert {row[3] for row in table.values()} == {2}
+    assert rows_of(loader(OwnNoise()), 1) != table
+
+
+def test_every_setting_of_a_loader_stays() -> None:
+    """Each argument of torch's DataLoader is passed on, or chooses rows."""
+    rows_chosen = {"dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"}
+    left_out = {"generator", "pin_memory_device", "self"}  # seeded by the run; deprecated
+    arguments = set(inspect.signature(DataLoader.__init__).parameters)
+    assert arguments - rows_chosen - left_out == set(SETTINGS)
+    given = loader(Drawing(), timeout=3, num_workers=1, prefetch_factor=5, drop_last=True)
+    exact = exact_loader(given, 1)
+    for name in SETTINGS:
+        assert getattr(exact, name) == getattr(given, name), name
