@@ -89,15 +89,15 @@ def test_ranks_and_accumulation_divide_the_same_global_batches() -> None:
     lengths = torch.randint(1, 30, (103,), generator=torch.Generator().manual_seed(0)).tolist()
     whole = batches.GlobalBatches(lengths, 16, seed=5)
     whole.set_epoch(1)
-    expected = [sorted(rows) for rows, _, _ in whole]
+    expected = [sorted(batch.rows) for batch in whole]
     for world_size, accumulate in ((1, 1), (1, 4), (2, 2), (4, 1), (3, 5)):
         seen: list[list[int]] = [[] for _ in expected[3:]]
         for rank in range(world_size):
             order = batches.GlobalBatches(lengths, 16, rank, world_size, 5, accumulate)
-            order.set_epoch(1)
+            order.start_at(1, 3 * accumulate)
             assert len(order) == len(expected) * accumulate
-            for i, (rows, real, scale) in enumerate([*order][3 * accumulate :]):
-                seen[i // accumulate].extend(rows[:real])
+            for i, batch in enumerate(order):
+                seen[i // accumulate].extend(batch.rows[: batch.real])
                 size = len(expected[3 + i // accumulate])
-                assert scale == pytest.approx(world_size * accumulate / size)
+                assert batch.scale == pytest.approx(world_size * accumulate / size)
         assert [sorted(rows) for rows in seen] == expected[3:]

@@ -74,7 +74,7 @@ def test_another_batch_size_with_the_same_global_batch_goes_on(
         trainer = fit(Recording, data(size), checkpoint_steps=1, **options, **more)
         return list(itertools.chain(*trainer.lightning_module.trained))
 
-    before = go(4, crash=("on_train_batch_end", 4))
+    before = go(4, crash=("before_batch", 5))
     capsys.readouterr()
     after = go(batch_size)
     assert "inexact" not in capsys.readouterr().out
