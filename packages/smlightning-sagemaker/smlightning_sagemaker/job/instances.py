@@ -30,6 +30,9 @@ _GPU_FAMILIES = re.compile(r"(p|g|gr)\d")  # p6e-gb200 too, whose count is not i
 # EC2 has EFA on larger g instances, too; for training jobs AWS documents it for these families
 # (vpc.amazonaws.com/efa in Karpenter's list; sagemaker-training's SM_EFA_RDMA_INSTANCES).
 _WITH_EFA = re.compile(r"p3dn|p4d|p5|p6|trn")
+_BEFORE_AMPERE = re.compile(r"p[23]|g[34]")
+# Instances with NVMe disks (ec2/latest/instancetypes; CPU families end in d or dn).
+_WITH_DISK = re.compile(r"g4dn|g[5-7]|gr6|p3dn|p4d|p5|p6|trn1|[cmr]\d[a-z]*d")
 
 
 def family(instance_type: str) -> str:
@@ -49,3 +52,13 @@ def gpus(instance_type: str) -> int | None:
 def efa(instance_type: str) -> bool:
     """Whether hosts of a job reach each other by EFA."""
     return bool(_WITH_EFA.match(family(instance_type)))
+
+
+def bf16(instance_type: str) -> bool:
+    """Whether the GPUs compute in bfloat16; true for instances without GPUs."""
+    return not _BEFORE_AMPERE.match(family(instance_type))
+
+
+def disk(instance_type: str) -> bool:
+    """Whether the instance has disks of its own, in place of those of `volume_gb`."""
+    return bool(_WITH_DISK.match(family(instance_type)))

@@ -40,6 +40,12 @@ def _is_channel(value: Any) -> Any:
     return value
 
 
+def _is_bucket(value: str) -> str:
+    if "/" in value:
+        raise ValueError("expected the bucket's name alone, as in my-bucket")
+    return value
+
+
 # Not unions, of which pydantic would report each member.
 Value = Annotated[Any, AfterValidator(_is_value)]
 Channel = Annotated[Any, AfterValidator(_is_channel)]
@@ -129,7 +135,7 @@ class Job(Table):
         default="",
         derived=True,
     )
-    bucket: str = key(
+    bucket: Annotated[str, AfterValidator(_is_bucket)] = key(
         "",
         "for code, models and checkpoints; empty: SageMaker's default bucket",
         default="",

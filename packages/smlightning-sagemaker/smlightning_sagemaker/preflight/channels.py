@@ -5,7 +5,7 @@ from typing import Any
 
 from smlightning.options import declared_options
 from smlightning_sagemaker.findings import Finding, error, hint_for_unknown_name, warning
-from smlightning_sagemaker.job import images
+from smlightning_sagemaker.job import aws, images
 from smlightning_sagemaker.job.job import Job
 from smlightning_sagemaker.preflight import paths
 from smlightning_sagemaker.project import Project
@@ -119,3 +119,20 @@ def same_variable(job: Job, request: dict[str, Any], project: Project) -> Iterat
         if others:
             problem = f"channel {others[0]} sets SM_CHANNEL_{name.upper()}, too"
             yield error(f"channels.{name}", problem, "rename one of them")
+
+
+def addresses(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """Addresses of which SageMaker finds nothing, after the start.
+
+    https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_S3DataSource.html
+    """
+    for channel in request.get("InputDataConfig", []):
+        source = channel.get("DataSource", {}).get("S3DataSource", {})
+        key, uri = f"channels.{channel['ChannelName']}", str(source.get("S3Uri", ""))
+        bucket, prefix = aws.s3_location(uri)
+        if str(source.get("S3DataType", "")).endswith("ManifestFile") and uri.endswith("/"):
+            problem = f"{uri} is a folder, and {source['S3DataType']} needs the address of a file"
+            yield error(key, problem, "write the manifest's address, or remove s3_data_type")
+        elif bucket.endswith("--x-s3") and prefix and not prefix.endswith("/"):
+            problem = f"{uri}: a directory bucket (S3 Express) has folders only"
+            yield error(key, problem, f'end it with a slash: "{uri}/"')

@@ -4,25 +4,33 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from smlightning_sagemaker.findings import Finding, error
+from smlightning_sagemaker.findings import Finding, error, warning
 from smlightning_sagemaker.job import aws
 from smlightning_sagemaker.job.job import Job
 from smlightning_sagemaker.project import Project
 
 
-def spot(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
-    """A job on spot instances resumes after an interruption.
+def restarts(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """A job that SageMaker starts again resumes, and has a checkpoint by then.
 
     https://docs.aws.amazon.com/sagemaker/latest/dg/model-managed-spot-training.html
+    https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_RetryStrategy.html
     """
-    if not job.spot.enabled:
+    if not (job.spot.enabled or "RetryStrategy" in request):
         return
+    why, level = ("with spot", error) if job.spot.enabled else ("with RetryStrategy", warning)
     if not job.checkpoint_s3:
-        problem = "spot without checkpoints loses all at each interruption"
-        yield error("checkpoint_s3", problem, 'set it to "auto"')
+        problem = f"{why}, a job without checkpoints loses all at each restart"
+        yield level("checkpoint_s3", problem, 'set it to "auto"')
     if job.hyperparameters.get("resume", "auto") != "auto":
-        problem = "with spot, each restart would begin there again, and lose its progress"
-        yield error("hyperparameters.resume", problem, 'set it to "auto"')
+        problem = f"{why}, each restart would begin there again, and lose its progress"
+        yield level("hyperparameters.resume", problem, 'set it to "auto"')
+    minutes = job.hyperparameters.get("checkpoint_minutes", 0)
+    by_steps = job.hyperparameters.get("checkpoint_steps")
+    if isinstance(minutes, int | float) and minutes * 60 >= job.max_run_s and not by_steps:
+        most = f"max_run_s ends the job after {job.max_run_s / 60:g} minutes"
+        hint = "set it lower: a restart loses what came after the last checkpoint"
+        yield warning("hyperparameters.checkpoint_minutes", f"found {minutes}, and {most}", hint)
 
 
 def whole_bucket(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:

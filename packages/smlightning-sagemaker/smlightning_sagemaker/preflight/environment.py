@@ -1,15 +1,26 @@
 """Variables and secrets that the container's processes can use."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from smlightning.stored_secrets import REFERENCE
 from smlightning_sagemaker.findings import Finding, error, warning
-from smlightning_sagemaker.job import launchers
+from smlightning_sagemaker.job import images, instances, launchers
 from smlightning_sagemaker.job.job import Job
 from smlightning_sagemaker.preflight import requirements
 from smlightning_sagemaker.project import Project
 
+# The image's own values lead to Python, CUDA and EFA; those of a job replace them.
+PATHS = ("PATH", "LD_LIBRARY_PATH", "PYTHONHOME")
+# Values with which GPUs do not use EFA or NVLink (deeplearning/nccl/user-guide/docs/env.html;
+# libfabric's fi_provider.7).
+WITHOUT_EFA = {
+    "NCCL_NET": r"(?i)socket",
+    "NCCL_P2P_DISABLE": r"1",
+    "NCCL_SHM_DISABLE": r"1",
+    "FI_PROVIDER": r"(?i)(tcp|sockets|udp|shm).*",
+}
 RESERVED = "the launcher or SageMaker's toolkit sets it on each host"
 
 
@@ -19,6 +30,21 @@ def reserved(job: Job, request: dict[str, Any], project: Project) -> Iterator[Fi
         yield error(f"environment.{name}", RESERVED, "remove it")
     for name in filter(launchers.reserves, job.secrets):
         yield error(f"secrets.{name}", RESERVED, "give it another name")
+
+
+def replaced(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """Paths of AWS's images, without which the container finds no Python or no EFA."""
+    for name in filter(job.environment.get, PATHS if images.profile(job) else ()):
+        problem = "it replaces the image's own folders, with Python, CUDA and EFA"
+        yield warning(f"environment.{name}", problem, "remove it")
+
+
+def slow(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """GPUs with NVLink and hosts with EFA use them."""
+    for name, values in WITHOUT_EFA.items() if instances.efa(job.instance_type) else ():
+        if re.fullmatch(values, job.environment.get(name, "")):
+            problem = f"with {job.environment[name]}, {job.instance_type} exchanges gradients many "
+            yield warning(f"environment.{name}", f"{problem}times slower", "remove it")
 
 
 def references(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:

@@ -4,13 +4,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from smlightning.cluster.location import SMDDP_INSTANCES, runs_smddp
-from smlightning_sagemaker.findings import Finding, error, skipped
+from smlightning_sagemaker.findings import Finding, error, skipped, warning
 from smlightning_sagemaker.job import images, instances, launchers
 from smlightning_sagemaker.job.job import Job
 from smlightning_sagemaker.project import Project
 
 NOT_NVIDIA_ON_X86 = ("trn", "p6e-gb200")  # families of Trainium, and of GPUs next to ARM
 TORCHRUN = 'set distribution = "torch_distributed"'
+VOLUME_GB: int = Job.model_fields["volume_gb"].default
 
 
 def instance(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
@@ -54,7 +55,7 @@ def smddp(job: Job, request: dict[str, Any], project: Project) -> Iterator[Findi
 def processes(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
     """The launcher starts a process for each GPU of each host, and all of them train together.
 
-    Source: sagemaker-training 5.1.4, entry_point.py and smdataparallel.py.
+    Source: sagemaker-training 5.1.1, entry_point.py and smdataparallel.py.
     """
     kind, hosts, gpus = job.instance_type, job.instance_count, instances.gpus(job.instance_type)
     launcher = launchers.launcher(job)
@@ -87,11 +88,30 @@ def hidden_gpus(job: Job, request: dict[str, Any], project: Project) -> Iterator
     """CUDA_VISIBLE_DEVICES hides GPUs from processes that are started for all of them.
 
     The toolkit counts the GPUs of `nvidia-smi --list-gpus`, which ignores the variable
-    (sagemaker-training 5.1.4, environment.py, num_gpus).
+    (sagemaker-training 5.1.1, environment.py, num_gpus).
     """
     if "CUDA_VISIBLE_DEVICES" in job.environment and launchers.launcher(job) != "none":
         problem = "it hides GPUs, and SageMaker starts a process for each GPU of the host"
         yield error("environment.CUDA_VISIBLE_DEVICES", problem, "use a smaller instance")
+
+
+def precision(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """The GPUs compute in bfloat16: those before Ampere emulate it.
+
+    https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities
+    """
+    kind = job.instance_type
+    if job.hyperparameters.get("precision") == "bf16-mixed" and not instances.bf16(kind):
+        problem = f"the GPUs of {kind} have no bfloat16, and emulate it many times slower"
+        yield warning("hyperparameters.precision", problem, 'set it to "auto", or to "16-mixed"')
+
+
+def disk(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """Instances with disks of their own get no other one (API_ResourceConfig, VolumeSizeInGB)."""
+    if job.volume_gb > VOLUME_GB and instances.disk(job.instance_type):
+        problem = f"found {job.volume_gb}, and {job.instance_type} has only its own disk"
+        hint = "check that the data fits on it (ec2/instance-types), and remove volume_gb"
+        yield warning("volume_gb", problem, hint)
 
 
 def loopback(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:

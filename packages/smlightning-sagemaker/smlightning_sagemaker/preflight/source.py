@@ -15,7 +15,7 @@ MAX_MB = 50  # ample for code; every host downloads and unpacks it before traini
 def complete(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
     """The toolkit finds its files; no module hides the package, and no setup.py replaces train.py.
 
-    Source: sagemaker-training 5.1.4, _entry_point_type.py and torch_distributed.py.
+    Source: sagemaker-training 5.1.1, _entry_point_type.py and torch_distributed.py.
     """
     for name in NEEDED:
         if not (project.src / name).is_file():
