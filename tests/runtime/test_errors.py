@@ -2,13 +2,17 @@
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from pytorch_lightning.trainer.connectors.data_connector import _DataConnector
+from pytorch_lightning.trainer.states import RunningStage, TrainerFn
 from torch.distributed import DistBackendError, DistNetworkError, DistStoreError
+from torch.utils.data import BatchSampler, DataLoader, Sampler, SequentialSampler
 
 from smlightning import errors
 from smlightning.cluster import ending
@@ -176,3 +180,42 @@ def test_a_failed_picture_is_a_warning(capsys: pytest.CaptureFixture[str]) -> No
     with errors.warn_on_failure("drawing"):
         raise wrapped(KeyError("inner"))
     assert "warning: drawing failed (ValueError: 'inner')" in capsys.readouterr().err
+
+
+class PairsOfLengths(BatchSampler):
+    """A batch sampler whose class takes no sampler."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        super().__init__(SequentialSampler(lengths), 2, False)
+
+
+class Unsized(Sampler):
+    def __iter__(self) -> Iterator[int]:
+        yield 0
+
+
+def divided(**options: Any) -> None:
+    """What Lightning does with a loader on two ranks."""
+    ranks = {"num_replicas": 2, "rank": 0}
+    accelerators = SimpleNamespace(use_distributed_sampler=True, is_distributed=True)
+    trainer: Any = SimpleNamespace(
+        _accelerator_connector=accelerators, distributed_sampler_kwargs=ranks, overfit_batches=0,
+        state=SimpleNamespace(fn=TrainerFn.FITTING),
+    )  # fmt: skip
+    loader: Any = DataLoader(range(8), **options)  # type: ignore[arg-type]
+    _DataConnector(trainer)._prepare_dataloader(loader, True, RunningStage.TRAINING)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_sampler": PairsOfLengths([1, 2])},
+        {"batch_sampler": [[0, 1], [2, 3]]},
+        {"sampler": Unsized()},
+    ],
+)
+def test_a_loader_that_lightning_cannot_divide_is_a_sentence(options: dict[str, Any]) -> None:
+    with pytest.raises(TypeError) as raised:
+        divided(**options)
+    error = as_user_error(raised.value)
+    assert error and "use_distributed_sampler=False" in error.hint

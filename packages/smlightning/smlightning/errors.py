@@ -58,6 +58,12 @@ def as_user_error(error: BaseException) -> UserError | None:
         return error
     if isinstance(error, BrokenPipeError):
         return UserError("the program that reads standard output has ended", RESUME)
+    if _is_raised_in(error, "_prepare_dataloader"):  # of Lightning's data connector
+        return UserError(
+            f"Lightning cannot divide your loader among the ranks ({root_cause(error)[:120]}…)",
+            "let its sampler give each rank its own part, by dist.get_global_rank(), and pass "
+            "Trainer(use_distributed_sampler=False) in src/train.py",
+        )
     if type(error).__name__ == "MisconfigurationException":  # Lightning's, which is not imported
         hint = "change the Trainer's arguments, or your methods"
         return UserError(str(error).rstrip("."), hint)
@@ -74,16 +80,16 @@ def as_user_error(error: BaseException) -> UserError | None:
             f"not enough memory on {_whose_memory(error)} ({root_cause(error)})",
             MORE_MEMORY,
         )
-    if "Error(s) in loading state_dict" in str(error) and _is_of_a_resume(error):
+    if "Error(s) in loading state_dict" in str(error) and _is_raised_in(error, "restore_model"):
         hint = "restore the old architecture to resume, or train from the start with --resume never"
         return UserError(str(error), hint)
     return None
 
 
-def _is_of_a_resume(error: BaseException) -> bool:
-    """Whether Lightning's ``restore_model`` raised the error, not the user's code."""
+def _is_raised_in(error: BaseException, function: str) -> bool:
+    """Whether this function of Lightning raised the error, or what it called."""
     frames = traceback.walk_tb(error.__traceback__)
-    return any(frame.f_code.co_name == "restore_model" for frame, _ in frames)
+    return any(frame.f_code.co_name == function for frame, _ in frames)
 
 
 def is_disk_full(error: BaseException) -> bool:

@@ -1,11 +1,13 @@
-"""Random numbers in a step depend only on seed, step and rank."""
+"""Random numbers of a step depend only on seed, step and rank; those of `setup` on the seed."""
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader, random_split
 
+from small_training import BATCHES, SIZE, Fit, Line, Numbers, rows
 from smlightning.training.seeds import StepSeed
 
 
@@ -47,3 +49,31 @@ def test_generators_of_the_model_are_seeded() -> None:
         return [torch.rand(1, generator=model[0].noise).item(), model.numbers.random()]
 
     assert drawn(3) == drawn(3) != drawn(4)
+
+
+class Split(Numbers):
+    """Splits its rows in ``setup`` without a generator, and prepares data with random numbers."""
+
+    trained: ClassVar[list[list[int]]] = []
+
+    def prepare_data(self) -> None:
+        torch.rand(3)
+
+    def setup(self, stage: str) -> None:
+        parts = random_split(rows(SIZE * BATCHES + 10), [SIZE * BATCHES, 10])
+        self.points, self.held_out = parts
+        self.trained.append(sorted(parts[0].indices))
+
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(self.points, SIZE, shuffle=True)
+
+    def test_dataloader(self) -> DataLoader:
+        return DataLoader(self.held_out, 5)
+
+
+def test_a_random_split_is_the_same_for_training_test_and_resume(fit: Fit) -> None:
+    fit(Line, Split, output_dir="alone")
+    fit(Line, Split, crash=("before_batch", 4), checkpoint_steps=1)
+    fit(Line, Split)
+    assert len(Split.trained) == 5
+    assert all(rows == Split.trained[0] for rows in Split.trained)

@@ -6,6 +6,7 @@ functions of numbers (data/batches.py, data/exact.py, training/seeds.py).
 """
 
 import math
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -29,6 +30,7 @@ from smlightning.checkpoints.writer import CheckpointWriter
 from smlightning.cluster import collectives, ending, exchange, session, signals
 from smlightning.cluster.sharding import ShardedStrategy
 from smlightning.cluster.shards import weights_like
+from smlightning.data import fingerprint
 from smlightning.data.exact import resumes_exactly
 from smlightning.errors import UserError
 from smlightning.options import Option
@@ -208,6 +210,8 @@ class Checkpoints(Checkpoint):
         check_trainer(trainer, stage)
         signals.replace_lightning_signal_handlers(trainer)
         signals.defer(f"{self.rerun} to resume")
+        if stage == "fit":
+            self.data = self._fingerprint(trainer)
         strategy = trainer.strategy
         if not isinstance(strategy.checkpoint_io, CheckpointPlugin):
             shard_size = strategy.shard_size if isinstance(strategy, ShardedStrategy) else 1
@@ -228,7 +232,7 @@ class Checkpoints(Checkpoint):
         state = checkpoint["callbacks"][self.state_key]
         self.optimizers = state["optimizers"]
         resume.check_length(self.position, trainer.max_steps)
-        self._check_data(trainer, state["data"])
+        self._check_data(state["data"])
         best = Best(**state["best"])
         weights = checkpoint.pop("best_weights")
         if best.criterion != self.best.criterion:
@@ -259,10 +263,18 @@ class Checkpoints(Checkpoint):
         )
         trainer.should_stop = complete  # by EarlyStopping, say
 
-    def _check_data(self, trainer: pl.Trainer, fingerprint: str) -> None:
-        """Raise a UserError for other data, in which the position means nothing."""
+    def _fingerprint(self, trainer: pl.Trainer) -> str:
+        """The data module's own, or one of the files that rank 0 has. Collective."""
         datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
-        if fingerprint != getattr(datamodule, "fingerprint", ""):
+        own = str(getattr(datamodule, "fingerprint", ""))
+        dataset = str(self.identity.options.get("dataset", ""))
+        return own or exchange.from_rank_0(
+            "files of the data", lambda: fingerprint.of_files(dataset, os.environ)
+        )
+
+    def _check_data(self, then: str) -> None:
+        """Raise a UserError for other data, in which the position means nothing."""
+        if then != self.data:
             raise UserError(
                 "The data has changed since the checkpoint was written, so its position in the "
                 "data is not valid",
@@ -318,7 +330,6 @@ class Checkpoints(Checkpoint):
             total_steps=int(total),
             accumulate=trainer.accumulate_grad_batches,
         )
-        self.data = getattr(trainer.datamodule, "fingerprint", "")  # type: ignore[attr-defined]
         self.agreement.saved()
         self._agree(trainer)
         if self.agreement.stop:

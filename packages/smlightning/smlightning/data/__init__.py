@@ -13,6 +13,7 @@ For any loader, in training:
 
 - `exact`: loaders that start at any batch of any epoch: ``exact_loader``, ``Stream``.
 - `rng`: random numbers while a batch is fetched: ``generator``, ``epoch``.
+- `fingerprint`: of the files that ``--dataset`` and the channels name: ``of_files``.
 - `workers`: a loader's worker that loses a batch ends the run: ``LostBatches``.
 
 Imports go one way: `splits` on `sources`; `columns` and `text` on `batches`; `batches` on `exact`,
