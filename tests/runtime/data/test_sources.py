@@ -128,6 +128,27 @@ def test_fields_of_a_csv_are_text_and_may_hold_separators_and_lines(separator: s
     assert read(write_csv(path, rows, separator, "utf-8-sig")) == {"train": rows}
 
 
+@pytest.mark.parametrize("lines", [5, 600])
+def test_a_quotation_mark_that_joins_rows_of_a_csv_is_reported(
+    lines: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Few lines may be one text."""
+    joined = ['"secret,a', *["x,b"] * lines, 'y",a']
+    table = read(write("a.csv", "\n".join(["body,kind", "x,a", *joined, "z,b\n"])))
+    assert len(table["train"]) == 3
+    warned = "a.csv, row 3: a field in quotation marks goes over several rows"
+    err = capsys.readouterr().err
+    assert (warned in err) is (lines > 10) and "secret" not in err
+
+
+def test_quoted_line_ends_stay_at_the_border_of_a_block() -> None:
+    """pyarrow's reader of csv loses one (arrow#51368)."""
+    rows = [(f"{'a' * (number % 97)}\r\n{'b' * (number % 31)}", "x") for number in range(40_000)]
+    content = "".join(f'"{text}",{kind}\r\n' for text, kind in rows)
+    assert len(content) > 2**21
+    assert read(write("a.csv", "body,kind\r\n" + content)) == {"train": rows}
+
+
 @pytest.mark.parametrize(
     ("kinds", "expected"),
     [
@@ -217,6 +238,7 @@ def test_dates_and_numbers_in_the_texts_of_json_stay_as_they_are() -> None:
         ("a.csv", b"body,kind\ncaf\xe9,x\n", "UTF-8"),
         ("a.csv", b"body,kind\n" + b"a,b\n" * 99_999 + b"\xe9,x", "UTF-8"),
         ("a.tsv", 'body\tkind\nx\ty\n"secret\ty\nx\ty\n"x\ty\n', "row 3: .*quotation"),
+        ("a.csv", "body,kind\nsec\0ret,x\n", "a zero byte"),
         ("a.jsonl", '{"body": "x", "kind": "secret"}\n{"body": "secret"', "could not be read"),
         ("a.jsonl", '{"body": "x", "kind": 1}\n{"kind": "secret"}', "the kind is Json"),
         ("a.jsonl", '{"body": "x", "kind": ["secret"]}', "the kind is List"),

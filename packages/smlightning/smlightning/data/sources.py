@@ -11,6 +11,7 @@ run no code of a data set, and need no network.
 import glob
 import os
 import re
+import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,6 +43,8 @@ ARCHIVES = (".zip", ".tar", ".7z", ".lz4")
 NOT_DATA = re.compile(r"cache-.*\.arrow|(state|dataset_info|dataset_dict)\.json")
 # Errors of `datasets`, pandas and pyarrow about a file without rows.
 NO_ROWS = "corresponds to no data|No columns to parse|StopIteration|BatchSize .* got 0"
+JOINED = 10  # lines of a text that look like rows of a csv
+BLOCK = 2**20  # bytes of a file that are searched at a time
 SPLITS = ("train", "validation", "test")
 WORDS = {  # in the name of a file, a folder or a split of the hub
     word + ending: str(split)
@@ -239,28 +242,46 @@ def _read_csv(file: Path, columns: Sequence[Column], cache: Path) -> datasets.Da
     """Every column is text: guessing types would change 007 to 7, and NA (Namibia) to null."""
     separator = "\t" if _suffix(file) == ".tsv" else ","
     plain: dict[str, Any] = {"sep": separator, "keep_default_na": False, "na_filter": False}
+    _check_bytes(file)
     header = pd.read_csv(file, header=None, nrows=1, dtype=str, **plain)
     names = header.iloc[0].tolist()
     chosen = find_columns(names, columns, str(file))
     numbers = [str(number) for number in range(len(names))]  # names may occur twice
     features = datasets.Features(dict.fromkeys(numbers, TEXT))
     rows = _load(file, cache, names=numbers, header=0, index_col=False, features=features, **plain)
-    if separator == "\t":
-        _check_quotes(rows, file)
+    _check_quotes(rows, file, separator)
     kept = [str(names.index(name)) for name in chosen]
     wanted = [column.name for column in columns]
     return rows.select_columns(kept).rename_columns(dict(zip(kept, wanted, strict=True)))
 
 
-def _check_quotes(rows: datasets.Dataset, file: Path) -> None:
-    """Reject a text with tabs and line ends: a quotation mark before it has joined rows."""
+def _check_bytes(file: Path) -> None:
+    """Reject a file with zero bytes: pandas would cut a text there."""
+    if file.suffix.lower() in PACKED:
+        return
+    with file.open("rb") as content:
+        if any(b"\0" in block for block in iter(lambda: content.read(BLOCK), b"")):
+            raise UserError(f"{file} holds a zero byte", "write the texts without it, as UTF-8")
+
+
+def _check_quotes(rows: datasets.Dataset, file: Path, separator: str) -> None:
+    """Find a quotation mark that has joined rows.
+
+    A text with tabs and line ends is rejected. In a csv, commas and line ends are usual: a text of
+    JOINED lines that have as many commas as row 1 is reported.
+    """
+    line = rf"\n[^,\n]*(,[^,\n]*){{{rows.num_columns - 1}}}"
+    joined = {"\t": r"(?s)\t.*\n|\n.*\t", ",": f"({line}){{{JOINED}}}"}[separator]
     for column in rows.data.columns:
-        row = first_row(column, lambda chunk: pc.match_substring_regex(chunk, r"(?s)\t.*\n|\n.*\t"))
-        if row is not None:
-            raise UserError(
-                f"{file}, row {row + 2}: a field in quotation marks goes over several rows",
-                'write a quotation mark as two, in a quoted field: "say ""so"""',
-            )
+        row = first_row(column, lambda chunk: pc.match_substring_regex(chunk, joined))
+        if row is None:
+            continue
+        problem = f"{file}, row {row + 2}: a field in quotation marks goes over several rows"
+        hint = 'write a quotation mark as two, in a quoted field: "say ""so"""'
+        if separator == "\t":
+            raise UserError(problem, hint)
+        print(f"warning: {problem}; if it is not one text, {hint}", file=sys.stderr, flush=True)
+        return
 
 
 def _read_other(file: Path, columns: Sequence[Column], cache: Path) -> datasets.Dataset:
