@@ -28,7 +28,7 @@ from torch.utils.data._utils import worker as loader_worker
 
 import dist
 import small_training
-from smlightning.cluster import session
+from smlightning.cluster import collectives, session
 from smlightning.data import rng
 from smlightning.errors import described
 from smlightning.training import loaders
@@ -44,7 +44,7 @@ SIZE = 2
 
 def send_states(record: Callable[[Record], None]) -> None:
     """Send a loader's state to rank 0, longer the higher the rank; record the lengths it got."""
-    loaders.CHUNK = 10
+    collectives.CHUNK = 10
     with session.session() as cluster:
         torch.distributed.init_process_group(
             "gloo", rank=cluster.rank, world_size=cluster.world_size

@@ -119,6 +119,10 @@ class InOrder(Numbers):
         return DataLoader(points, sampler=self.Batches(), batch_size=None)
 
 
+class Notes(list):
+    """A list that no checkpoint holds, for what one process did."""
+
+
 class Line(pl.LightningModule):
     """A linear regression with dropout and a metric object."""
 
@@ -131,8 +135,10 @@ class Line(pl.LightningModule):
         )
         self.error = torchmetrics.MeanMetric()
         self.register_buffer("known", torch.tensor([True, False]))
-        self.trained: list[list[int]] = []  # rows of each batch
-        self.evaluated: list[tuple[str, float]] = []  # what validation and test saw of the weights
+        self.trained: list[list[int]] = Notes()  # rows of each batch
+        self.evaluated: list[tuple[str, float]] = (
+            Notes()
+        )  # what validation and test saw of the weights
 
     def loss(self, batch: Any) -> torch.Tensor:
         return torch.nn.functional.mse_loss(self.net(batch[1]), batch[2])

@@ -21,6 +21,7 @@ from pytorch_lightning.callbacks import Checkpoint
 from smlightning import errors
 from smlightning.checkpoints import files, resume
 from smlightning.checkpoints.agreement import Agreement
+from smlightning.checkpoints.attributes import Attributes
 from smlightning.checkpoints.best import Best
 from smlightning.checkpoints.lock import lock
 from smlightning.checkpoints.plugin import CheckpointPlugin
@@ -60,6 +61,9 @@ class BeforeHooks(pl.Callback):
                 "taken in the middle of its hooks",
                 "pass Trainer(callbacks=[*run.callbacks(), ...])",
             )
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.checkpoints.attributes.begin(trainer)
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
         self.checkpoints.before_batch(trainer)
@@ -124,6 +128,8 @@ class Checkpoints(Checkpoint):
         self.best = Best(monitor, mode)
         self.validated = False  # whether this process has validated
         self.tested: list[int] = []  # checksums of the weights to be tested
+        self.attributes = Attributes()
+        self.resumes_within_epoch = False  # and has not trained yet
         self.between_steps = True  # no gradients are accumulated, and no step is half done
 
     # For train.py
@@ -231,6 +237,7 @@ class Checkpoints(Checkpoint):
         self.position = replace(Position(**checkpoint["position"]), complete=complete)
         state = checkpoint["callbacks"][self.state_key]
         self.optimizers = state["optimizers"]
+        self.attributes.resumed = checkpoint.pop("attributes")
         resume.check_length(self.position, trainer.max_steps)
         self._check_data(state["data"])
         best = Best(**state["best"])
@@ -249,6 +256,7 @@ class Checkpoints(Checkpoint):
             weights = weights_like(weights, pl_module.state_dict())
         self.writer.resume_from(self.position, weights)
         epoch, batch = self.position.next_start()
+        self.resumes_within_epoch = batch > 0
         batches, all_batches = self.position.rank_counts(trainer.accumulate_grad_batches)
         loop.set_progress(
             checkpoint["loops"]["fit_loop"],
@@ -369,12 +377,17 @@ class Checkpoints(Checkpoint):
     # Called by BeforeHooks, on every rank
 
     def before_batch(self, trainer: pl.Trainer) -> None:
+        self.attributes.restore(trainer)
+        if self.resumes_within_epoch:
+            loop.continue_epoch(trainer)
+            self.resumes_within_epoch = False
         if self.between_steps:
             self._take(trainer)
         self.between_steps = False
 
     def before_epoch(self, trainer: pl.Trainer) -> None:
         """Always save the end of the epoch before, if another checkpoint is being written, too."""
+        self.attributes.restore(trainer)
         self._take(trainer, wait_for_last=self.agreement.save)
 
     def before_validation(self, trainer: pl.Trainer) -> None:
@@ -384,6 +397,7 @@ class Checkpoints(Checkpoint):
         """
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
+        self.attributes.restore(trainer)
         start_averages(trainer)
         if self.between_steps:
             self.position = replace(self.position, validation_next=True)
@@ -515,7 +529,8 @@ class Checkpoints(Checkpoint):
         """
         with hangs.slow():
             self._wait_until_written()
-            self.writer.hold(loop.state(trainer), self.position)
+            state = {**loop.state(trainer), "attributes": self.attributes.state(trainer)}
+            self.writer.hold(state, self.position)
             if write:
                 self.writer.write()
                 self.agreement.saved()

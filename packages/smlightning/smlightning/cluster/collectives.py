@@ -1,14 +1,17 @@
 """Reductions over the ranks, by the only operation that every backend has."""
 
+import base64
 from collections.abc import Sequence
 
 import torch
 import torch.distributed
 from torch import Tensor
 
+from smlightning.cluster import exchange
 from smlightning.cluster.session import current_cluster
 
 # Types that NCCL does not know (ProcessGroupNCCL, ``ncclDataType``), and the ones to sum instead.
+CHUNK = 2**22  # characters that a rank sends to rank 0 at once
 WIDER = {torch.int16: torch.int32, torch.uint16: torch.int32}
 
 
@@ -55,6 +58,20 @@ def from_each_rank(numbers: Tensor) -> Tensor:
 def any_rank(flag: bool) -> bool:
     """Whether the flag is set on any rank. Collective."""
     return bool(all_sum(torch.tensor(int(flag))) > 0)
+
+
+def bytes_to_rank_0(name: str, content: bytes) -> list[bytes]:
+    """On rank 0 the bytes of each rank, by rank; on the others nothing. Collective.
+
+    Args:
+        name: for errors.
+    """
+    text = base64.b64encode(content).decode()
+    chunks = []  # for each, those of all ranks
+    while any_rank(bool(text)):
+        chunks.append(exchange.to_rank_0(name, text[:CHUNK]))
+        text = text[CHUNK:]
+    return [base64.b64decode("".join(parts)) for parts in zip(*chunks, strict=True)]
 
 
 def sum_over_ranks(state: Tensor, group: object = None) -> list[Tensor]:

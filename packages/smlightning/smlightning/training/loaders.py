@@ -1,6 +1,5 @@
 """Training loaders that resume within an epoch; their states in a checkpoint."""
 
-import base64
 import io
 from collections.abc import Mapping, Sequence
 from math import ceil
@@ -12,7 +11,7 @@ from pytorch_lightning.utilities.combined_loader import CombinedLoader
 from torch.utils.data import SequentialSampler
 
 from smlightning import torch_files
-from smlightning.cluster import collectives, exchange
+from smlightning.cluster import collectives
 from smlightning.data.exact import (
     ExactBatches,
     Stream,
@@ -25,7 +24,6 @@ from smlightning.errors import UserError
 from smlightning.training import loop
 
 LOADERS = "loaders"  # the key of a checkpoint
-CHUNK = 2**22  # characters of a state that a rank sends at once
 
 
 class ExactLoaders(pl.Callback):
@@ -202,13 +200,8 @@ def states_of_ranks(loaders: Sequence[Stream], batches: int) -> list[dict[str, A
         "states": [loader.state(batches) for loader in loaders],
         "facts": [_facts(loader) for loader in loaders],
     }
-    text = base64.b64encode(_encoded(of_this_rank)).decode()
-    chunks = []  # for each, those of all ranks
-    while collectives.any_rank(bool(text)):
-        chunks.append(exchange.to_rank_0("states of loaders", text[:CHUNK]))
-        text = text[CHUNK:]
-    contents = map("".join, zip(*chunks, strict=True))
-    return [torch_files.load(base64.b64decode(content)) for content in contents]
+    contents = collectives.bytes_to_rank_0("states of loaders", _encoded(of_this_rank))
+    return [torch_files.load(content) for content in contents]
 
 
 def _facts(loader: Any) -> dict[str, Any]:

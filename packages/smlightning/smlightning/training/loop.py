@@ -4,11 +4,20 @@ Only this file uses the loop's private names.
 """
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
+from pytorch_lightning.trainer.connectors.logger_connector.result import (
+    _Metadata,
+    _ResultMetric,
+    _Sync,
+)
 
 from smlightning.errors import UserError
+
+REDUCTIONS = {"sum": sum, "max": max, "min": min}  # Python's, which self.log takes, too
 
 
 class ValidationSteps(pl.Callback):
@@ -69,6 +78,64 @@ def state(trainer: pl.Trainer) -> dict[str, Any]:
     ``Trainer.save_checkpoint`` writes it at once, to a path. Collective, as saving is.
     """
     return trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+
+
+def callback_metrics(trainer: pl.Trainer) -> dict[str, Any]:
+    """The latest metrics, which schedulers and callbacks read; without those of this step."""
+    return trainer._logger_connector._callback_metrics
+
+
+def epoch_sums(trainer: pl.Trainer) -> dict[str, Any]:
+    """The sums of ``self.log(..., on_epoch=True)`` in this epoch of training, by Lightning's names.
+
+    Without those of torchmetrics objects, which keep their own.
+    """
+    sums = {}
+    for key, metric in trainer.fit_loop.epoch_loop._results.items():
+        meta, sync = metric.meta, metric.meta.sync
+        if metric.is_tensor and meta.on_epoch and not metric.has_reset and sync.group is None:
+            names = (each.name for each in fields(meta) if each.name not in ("reduce_fx", "_sync"))
+            sums[key] = {
+                "meta": {name: getattr(meta, name) for name in names},
+                "reduce": [meta.reduce_fx.__name__, meta.reduce_fx in REDUCTIONS.values()],
+                "sync": [sync.should, sync.rank_zero_only],
+                "state": {name: getattr(metric, name) for name in metric._defaults},
+            }
+    return sums
+
+
+def set_epoch_sum(trainer: pl.Trainer, key: str, saved: dict[str, Any]) -> None:
+    """Set a sum of `epoch_sums`, as if this process had logged it."""
+    name, of_python = saved["reduce"]
+    reduce: Any = REDUCTIONS[name] if of_python else getattr(torch, name)
+    meta = _Metadata(**saved["meta"], reduce_fx=reduce)
+    should, rank_zero_only = saved["sync"]
+    meta.sync = _Sync(fn=trainer.strategy.reduce, _should=should, rank_zero_only=rank_zero_only)
+    metric = _ResultMetric(meta, is_tensor=True)
+    for state, value in saved["state"].items():
+        setattr(metric, state, value)
+    metric._update_count = 1
+    trainer.fit_loop.epoch_loop._results[key] = metric.to(trainer.strategy.root_device)
+
+
+def continue_epoch(trainer: pl.Trainer) -> None:
+    """Let the next batch's ``self.log`` add to the sums, which the first batch would reset."""
+    trainer._logger_connector._first_loop_iter = False
+
+
+def module_modes(trainer: pl.Trainer) -> dict[str, bool]:
+    """Whether each module trains or, within validation, did so before and will do so again."""
+    validation: Any = trainer.fit_loop.epoch_loop.val_loop
+    return validation._module_mode.mode if trainer.validating else {}
+
+
+def set_module_mode(trainer: pl.Trainer, module: torch.nn.Module, mode: bool) -> None:
+    """Set the mode of one module, within validation the one that it has afterwards."""
+    if not trainer.validating:
+        module.training = mode
+    for path, other in trainer.lightning_module.named_modules():
+        if other is module:
+            module_modes(trainer)[path] = mode
 
 
 def validates_by_the_clock(trainer: pl.Trainer) -> bool:

@@ -1,0 +1,291 @@
+"""What training changes in the user's objects, and Lightning's checkpoints leave out.
+
+Lightning saves parameters and buffers. A run that resumes within an epoch skips the hooks that
+begin it, so it would lack what they and the steps before have set: attributes of the model and of
+its modules (a curriculum, a moving average, a metric's sums), of callbacks without a
+``state_dict``, train and eval modes, ``requires_grad``, random generators, sums of ``self.log``.
+
+Saved is what differs from the start of the fit and is plain: numbers, text, tensors, arrays,
+generators, collections of these, objects with a ``state_dict``, objects of the user's own classes.
+"""
+
+import io
+import random
+import sys
+import sysconfig
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from smlightning import torch_files
+from smlightning.cluster import collectives
+from smlightning.tensors import checksum, digest
+from smlightning.training import loop
+
+KIND = "kind of object"  # the key of a mapping that stands for an object of another class
+PLAIN = (type(None), bool, int, float, complex, str, bytes)
+MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
+# Modules have attributes of their own; others have their own ways to resume.
+LEFT_OUT = (torch.nn.Module, torch.optim.Optimizer, Dataset, DataLoader, pl.LightningDataModule)
+HIDDEN = frozenset(vars(pl.LightningModule()))
+INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+HASHED = 2**20  # numbers of a tensor; of a larger one the sum is compared
+DEPTH = 8  # of objects within objects
+SUMS = "self.log"  # the owner of Lightning's sums of metrics
+
+Name = tuple[str, str]  # of an owner and of its attribute
+Take = Callable[[torch.Tensor], Any]  # its result stands for a tensor
+
+
+class _OtherError(TypeError):
+    """A value that is not saved."""
+
+
+class Attributes:
+    """Saves and restores the attributes that a fit has changed."""
+
+    def __init__(self) -> None:
+        self.at_start: dict[Name, Any] = {}
+        self.resumed: dict[str, Any] | None = None  # a `state`, until it is restored
+
+    def begin(self, trainer: pl.Trainer) -> None:
+        """Note the values at the start of a fit."""
+        self.at_start = _values(trainer, _mark)
+
+    def state(self, trainer: pl.Trainer) -> dict[str, Any]:
+        """The values that differ from those at the start, in main memory. Collective.
+
+        Returns:
+            ``common``: rank 0's values; ``ranks``: for each rank those that differ between ranks;
+            ``metrics``: Lightning's latest metrics.
+        """
+        marks = _values(trainer, _mark)
+        changed = {
+            name: mark
+            for name, mark in marks.items()
+            if name not in self.at_start or self.at_start[name] != mark
+        }
+        values = _values(trainer, _copy, changed) if changed else {}
+        apart = _apart(changed)
+        ranks = []
+        if collectives.any_rank(bool(apart)):
+            content = io.BytesIO()
+            torch.save([[*name, values.pop(name)] for name in apart], content)
+            every = collectives.bytes_to_rank_0("attributes", content.getvalue())
+            ranks = [torch_files.load(each) for each in every]
+        common = [[*name, value] for name, value in values.items()]
+        return {"common": common, "ranks": ranks, "metrics": loop.callback_metrics(trainer)}
+
+    def restore(self, trainer: pl.Trainer) -> None:
+        """Restore the values of the checkpoint that the run resumes from, once."""
+        resumed, self.resumed = self.resumed, None
+        if resumed is None:
+            return
+        loop.callback_metrics(trainer).update(_restored(resumed["metrics"], None, trainer))
+        ranks = resumed["ranks"]
+        known = not ranks or len(ranks) == trainer.world_size
+        of_rank = ranks[trainer.global_rank] if ranks and known else []
+        owners = {owner: (item, own) for owner, item, own in _owners(trainer)}
+        lost = [] if known else [f"{owner}.{name}" for owner, name, _ in ranks[0]]
+        for owner, name, value in [*resumed["common"], *of_rank]:
+            try:
+                item, own = owners[owner]
+                _set(trainer, item, name, _restored(value, own.get(name), trainer))
+            except Exception:  # of any class: these objects are the user's
+                lost.append(f"{owner}.{name}")
+        if lost and trainer.is_global_zero:
+            print(
+                f"resume: inexact: {', '.join(sorted(lost)[:8])} cannot be restored"
+                + ("" if known else " on another number of ranks, which had values of their own"),
+                flush=True,
+            )
+
+
+def _apart(changed: dict[Name, Any]) -> list[Name]:
+    """Names of the values that differ between ranks; all if the names do. Collective."""
+    names = sorted(changed)
+    numbers = [digest(repr(names)), *(digest(repr(changed[name])) for name in names)]
+    if not collectives.differ([digest(numbers)]):
+        return []
+    if collectives.differ(numbers[:1]):
+        return names
+    ranks = collectives.from_each_rank(torch.tensor(numbers[1:]))
+    equal = (ranks == ranks[0]).all(0).tolist()
+    return [name for name, same in zip(names, equal, strict=True) if not same]
+
+
+# Owners and their attributes
+
+
+def _owners(trainer: pl.Trainer) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """Each owner's name, itself, and its attributes."""
+    model = trainer.lightning_module
+    modes = loop.module_modes(trainer)
+    for path, module in model.named_modules():
+        own = {name: value for name, value in vars(module).items() if name not in HIDDEN}
+        own.update((name, module._buffers[name]) for name in module._non_persistent_buffers_set)
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                own[f"{name}.requires_grad"] = parameter.requires_grad
+        own["training"] = modes.get(path, module.training)
+        yield f"{type(model).__name__}.{path}".rstrip("."), module, own
+    every: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    for callback in every:
+        if _is_users(callback) and type(callback).state_dict is pl.Callback.state_dict:
+            yield callback.state_key, callback, vars(callback)
+    yield SUMS, trainer, loop.epoch_sums(trainer)
+
+
+def _is_users(item: Any) -> bool:
+    """Whether an object's class is neither of a library nor of this package."""
+    name = type(item).__module__
+    file = getattr(sys.modules.get(name), "__file__", None) or ""
+    return bool(file) and not file.startswith(INSTALLED) and not name.startswith("smlightning")
+
+
+def _set(trainer: pl.Trainer, item: Any, name: str, value: Any) -> None:
+    parameter, _, flag = name.rpartition(".")
+    if item is trainer:
+        loop.set_epoch_sum(trainer, name, value)
+    elif flag == "requires_grad":
+        item._parameters[parameter].requires_grad_(value)
+    elif name == "training":
+        loop.set_module_mode(trainer, item, value)
+    elif isinstance(item, torch.nn.Module) and name in item._buffers:
+        item._buffers[name] = value
+    else:
+        setattr(item, name, value)
+
+
+def _values(
+    trainer: pl.Trainer, take: Take, wanted: dict[Name, Any] | None = None
+) -> dict[Name, Any]:
+    """The attributes that can be saved, as plain values; if ``wanted`` is given, only those."""
+    saved = trainer.lightning_module.state_dict().values()
+    weights = {tensor.data_ptr() for tensor in saved if type(tensor) is torch.Tensor}
+
+    def taken(tensor: torch.Tensor) -> Any:
+        is_plain = type(tensor) is torch.Tensor and tensor.layout == torch.strided
+        if not is_plain or (tensor.numel() and tensor.data_ptr() in weights):
+            raise _OtherError  # a part of the model by another name, say
+        return take(tensor.detach())
+
+    values = {}
+    for owner, _, own in _owners(trainer):
+        for name, value in own.items():
+            if wanted is None or (owner, name) in wanted:
+                try:
+                    values[owner, name] = _plain(value, taken)
+                except _OtherError:
+                    continue
+    return values
+
+
+def _mark(tensor: torch.Tensor) -> Any:
+    return tuple(tensor.shape), (digest if tensor.numel() <= HASHED else checksum)(tensor)
+
+
+def _copy(tensor: torch.Tensor) -> Any:
+    moved = tensor.device.type != "cpu"
+    return {KIND: "tensor", "value": tensor.to("cpu", copy=True), "moved": moved}
+
+
+# Values
+
+
+def _plain(value: Any, take: Take, depth: int = 0) -> Any:
+    """A value as plain data.
+
+    Raises:
+        _OtherError: it cannot be saved.
+    """
+
+    def within(part: Any) -> Any:
+        return _plain(part, take, depth + 1)
+
+    if type(value) in PLAIN:
+        return value
+    if depth > DEPTH or isinstance(value, LEFT_OUT):
+        raise _OtherError
+    if isinstance(value, torch.Tensor):
+        return take(value)
+    if isinstance(value, np.generic):
+        return within(value.item())
+    if type(value) in (list, tuple, set):
+        return type(value)(map(within, value))
+    if type(value) in MAPPINGS and all(type(key) in PLAIN for key in value):
+        return {key: within(part) for key, part in value.items()}
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        return {KIND: "array", "value": take(torch.tensor(value))}
+    if isinstance(value, deque):
+        return {KIND: "deque", "value": [*map(within, value)]}
+    if isinstance(value, torch.Generator):
+        return {KIND: "torch generator", "value": take(value.get_state())}
+    if isinstance(value, np.random.Generator):
+        return {KIND: "numpy generator", "value": within(value.bit_generator.state)}
+    if isinstance(value, random.Random):
+        return {KIND: "python generator", "value": value.getstate()}
+    if callable(getattr(value, "state_dict", None)) and hasattr(value, "load_state_dict"):
+        return {KIND: "state_dict", "value": within(value.state_dict())}
+    if _is_users(value) and hasattr(value, "__dict__") and not isinstance(value, type):
+        parts = {}
+        for name, part in vars(value).items():
+            try:
+                parts[name] = within(part)
+            except _OtherError:
+                continue
+        return {KIND: "object", "value": parts}
+    raise _OtherError
+
+
+def _restored(saved: Any, present: Any, trainer: pl.Trainer) -> Any:
+    """The value that `_plain` gave; where it can be, the object that is present is changed."""
+
+    def within(part: Any) -> Any:
+        return _restored(part, None, trainer)
+
+    if type(saved) in (list, tuple, set):
+        items = type(saved)(map(within, saved))
+        if type(present) is list is type(saved):
+            present[:] = items
+            return present
+        return items
+    if type(saved) is not dict:
+        return saved
+    if KIND not in saved:
+        mapping = {key: within(part) for key, part in saved.items()}
+        if not isinstance(present, dict):
+            return mapping
+        present.clear()
+        present.update(mapping)
+        return present
+    kind, value = saved[KIND], saved["value"]
+    if kind == "tensor":
+        value = value.to(trainer.strategy.root_device) if saved["moved"] else value.clone()
+        is_alike = isinstance(present, torch.Tensor) and present.shape == value.shape
+        if not is_alike or (present.dtype, present.device) != (value.dtype, value.device):
+            return value
+        with torch.no_grad():
+            return present.copy_(value)
+    if kind == "array":
+        return within(value).numpy()
+    if kind == "deque":
+        present.clear()
+        present.extend(within(value))
+    if kind == "torch generator":
+        present.set_state(within(value))
+    if kind == "numpy generator":
+        present.bit_generator.state = within(value)
+    if kind == "python generator":
+        present.setstate(value)
+    if kind == "state_dict":
+        present.load_state_dict(within(value))
+    if kind == "object":
+        for name, part in value.items():
+            setattr(present, name, _restored(part, getattr(present, name, None), trainer))
+    return present
