@@ -23,6 +23,7 @@ from projects import TEMPLATE, Project, bake, commit_all, copy_template, git, ne
 from smlightning.data import splits
 from smlightning.options import read_command_line
 from smlightning.training.options import TrainerOptions
+from smlightning_sagemaker import preflight
 from smlightning_sagemaker import project as projects
 from smlightning_sagemaker.__main__ import parser
 from smlightning_sagemaker.job import aws, job, request
@@ -134,13 +135,29 @@ def know_call(words: list[str]) -> None:
     assert {each.replace("-", "") for each in given} <= members, words
 
 
-def test_each_block_of_toml_makes_a_job(project: Project) -> None:
+def jobs(project: Project) -> Iterator[job.Job]:
+    """The project's job with each block of TOML pasted into it."""
     for block in (block for path in PAGES for block in blocks(path, "toml")):
         given = tomllib.loads(project.read("job.toml"))
         for key, value in tomllib.loads(block).items():
             given[key] = {**given[key], **value} if isinstance(value, dict) else value
-        wanted = job.from_table(given)
+        yield job.from_table(given)
+
+
+def test_each_block_of_toml_makes_a_request(project: Project) -> None:
+    for wanted in jobs(project):
         aws.reject(request.dry_run(wanted, projects.Project(project.path)))
+
+
+@pytest.mark.long
+def test_preflight_accepts_each_block_of_toml(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without what an isolated container lacks: the page says what it needs."""
+    monkeypatch.chdir(project.path)
+    for wanted in jobs(project):
+        found = map(str, preflight.run(wanted, projects.Project(project.path), offline=True))
+        assert [each for each in found if re.match("error(?!.*isolated)", each)] == []
 
 
 def test_each_block_of_python_is_python() -> None:
