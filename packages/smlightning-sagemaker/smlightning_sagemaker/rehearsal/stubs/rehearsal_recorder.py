@@ -1,17 +1,18 @@
 """A callback that every Trainer of a rehearsal gets: facts that only Lightning's Trainer knows.
 
-Lightning finds it by its entry point (``pytorch_lightning.callbacks_factory``) on the rehearsal's
-PYTHONPATH, so the rehearsed code needs no change. The names of the facts are those of
-evidence.Rank; rehearsal_process.py notes the others.
+Lightning finds it by an entry point on the rehearsal's PYTHONPATH, so the rehearsed code needs no
+change: ``pytorch_lightning.callbacks_factory``, or ``lightning.pytorch.callbacks_factory`` of the
+package ``lightning``, whose classes are others. The names of the facts are those of evidence.Rank;
+rehearsal_process.py notes the others.
 """
 
 import functools
+import importlib
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
 from rehearsal_process import (
     carry_out_fault,
     digest,
@@ -21,21 +22,28 @@ from rehearsal_process import (
     save,
 )
 
+if TYPE_CHECKING:  # a script may import the other package, and each takes seconds
+    from pytorch_lightning import LightningModule, Trainer
 
-class Recorder(Callback):
-    """Notes rank, data, metrics, weights and calls of ``prepare_data``."""
 
-    def __init__(self) -> None:
+class Recorder:
+    """Notes rank, data, metrics, weights and calls of ``prepare_data``.
+
+    Args:
+        library: the package of the script's Trainer, whose Callback it also is.
+    """
+
+    def __init__(self, library: Any) -> None:
         self.weights: dict[str, str] = {}
         self.first_epoch: int | None = None  # None before the first fit, -1 in a later one
-        facts["prepare_data"] = []
-        facts["metrics"] = {}
+        facts.setdefault("prepare_data", [])
+        facts.setdefault("metrics", {})
         facts["package"] = getattr(sys.modules.get("smlightning"), "__file__", None) or ""
-        for kind in subclasses(LightningDataModule) | subclasses(LightningModule):
+        for kind in subclasses(library.LightningDataModule) | subclasses(library.LightningModule):
             if "prepare_data" in vars(kind):
                 watch_prepare_data(kind, facts["prepare_data"])
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def setup(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
         batches = int(os.environ["REHEARSAL_BATCHES"])
         if batches:
             shorten(trainer, batches)
@@ -49,14 +57,14 @@ class Recorder(Callback):
         )
         save()
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         facts["first_step"] = trainer.global_step
         self.first_epoch = -1 if "batches" in facts else None
         facts.setdefault("batches", [])
         facts.setdefault("samples", [])
 
     def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+        self, trainer: "Trainer", pl_module: "LightningModule", batch: Any, batch_idx: int
     ) -> None:
         """Note digests of the batch and its samples.
 
@@ -67,23 +75,23 @@ class Recorder(Callback):
         if trainer.current_epoch == self.first_epoch:
             note_batch(facts["batches"], facts["samples"], batch)
 
-    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: "Trainer", *_: Any) -> None:
         carry_out_fault(trainer.global_step, trainer.global_rank)
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """Note metrics of validation and test; those of training may differ between ranks."""
         for name, value in trainer.callback_metrics.items():
             if not name.startswith("train"):
                 facts["metrics"][name] = float(value)
 
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_fit_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """Note only the trained parameters.
 
         BatchNorm's statistics differ between ranks until all load the best weights of rank 0.
         """
         self.note_weights("trained", dict(pl_module.named_parameters()))
 
-    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_test_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         self.on_validation_end(trainer, pl_module)
         self.note_weights("tested", pl_module.state_dict())
 
@@ -96,12 +104,18 @@ class Recorder(Callback):
 
 
 @functools.cache
-def recorder() -> Recorder:
-    """The recorder of all Trainers of a process."""
-    return Recorder()
+def recorder(package: str = "pytorch_lightning") -> Recorder:
+    """The recorder of all Trainers of a package in this process."""
+    library = importlib.import_module(package)
+    kind = type("Recorder", (Recorder, library.Callback), {})
+    return kind(library)
 
 
-def shorten(trainer: Trainer, batches: int) -> None:
+def recorder_of_lightning() -> Recorder:
+    return recorder("lightning.pytorch")
+
+
+def shorten(trainer: "Trainer", batches: int) -> None:
     """Limit training to one epoch of so many steps, validation and test to as many batches.
 
     Trainer counts its batches later. A share of the data (a float below 1) stays.
