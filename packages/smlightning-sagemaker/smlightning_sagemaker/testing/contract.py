@@ -103,14 +103,15 @@ def test_the_ranks_agree(options: dict[str, Any], tmp_path: Path) -> None:
         "log metrics that are summed over the ranks: torchmetrics with collectives.sum_over_ranks, "
         "or sync_dist=True"
     )
-    assert first["validated"] == second["validated"], advice
-    assert metrics_at_the_end(first) == metrics_at_the_end(second), advice
+    assert evaluated(first) == evaluated(second), advice
 
 
-def metrics_at_the_end(record: dict[str, Any]) -> dict[str, float]:
-    """Metrics at the end, without those of training, which may differ between ranks."""
-    metrics = record["metrics"]
-    return {name: value for name, value in metrics.items() if not name.startswith("train")}
+def evaluated(record: dict[str, Any]) -> list[dict[str, float]]:
+    """Metrics of each validation and of the test; those of training may differ between ranks."""
+    return [
+        {name: value for name, value in metrics.items() if not name.startswith("train")}
+        for metrics in (*record["validated"], record["metrics"])
+    ]
 
 
 def test_a_resumed_run_ends_as_an_uninterrupted_one(

@@ -38,7 +38,7 @@ class TrainingRecorder(pl.Callback):
             "losses": [],
             "lr": [],
             "validated": [],  # metrics of each validation
-            "weights": [],  # after each validation
+            "weights": [],  # of each validation
             "last": {},  # weights when training ends
             "best": {},  # weights that are tested
             "metrics": {},  # of the test
@@ -61,10 +61,14 @@ class TrainingRecorder(pl.Callback):
             if newest_step() >= self.kill_at - 2:
                 os.kill(os.getpid(), signal.SIGKILL)
 
+    def on_validation_epoch_end(self, trainer: Any, module: Any) -> None:
+        """The validated weights: a callback with averages has not put the trained ones back."""
+        if not trainer.sanity_checking:
+            self.seen["weights"].append(digests(module.state_dict()))
+
     def on_validation_end(self, trainer: Any, module: Any) -> None:
         if not trainer.sanity_checking:
             self.seen["validated"].append(numbers(trainer.callback_metrics))
-            self.seen["weights"].append(digests(module.state_dict()))
 
     def on_train_end(self, trainer: Any, module: Any) -> None:
         self.seen["last"] = digests(module.state_dict())
