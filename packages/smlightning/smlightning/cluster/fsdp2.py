@@ -68,14 +68,19 @@ def _from_rank_0(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return whole
 
 
+def reshard(module: nn.Module) -> None:
+    """Free what was gathered: after a forward pass without backward the network still is."""
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()
+
+
 def gather(module: nn.Module) -> None:
     """Give rank 0 the whole weights, in main memory, to be saved. Collective.
 
     No device holds more than one whole tensor at a time. The other ranks keep their shards.
     """
-    for part in module.modules():
-        if isinstance(part, FSDPModule):
-            part.reshard()  # after a forward pass without backward it is still gathered
+    reshard(module)
     first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
     whole: dict[nn.Parameter, nn.Parameter] = {}  # a tied one is gathered once
     for part in module.modules():

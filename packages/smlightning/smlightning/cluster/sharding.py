@@ -16,14 +16,15 @@ import torch
 import torch.distributed
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.strategies import ModelParallelStrategy, Strategy
+from pytorch_lightning.utilities.model_helpers import is_overridden
 
 from smlightning.cluster.location import SHARDING_NEEDS, Cluster, ClusterError
 from smlightning.cluster.shards import DividedTensor, divided_like, weights_like
-from smlightning.cluster.strategies import LauncherEnvironment, VerifiesAllReduce
+from smlightning.cluster.strategies import ConnectsRanks, LauncherEnvironment
 from smlightning.errors import UserError
 
 
-class ShardedStrategy(VerifiesAllReduce, ModelParallelStrategy):
+class ShardedStrategy(ConnectsRanks, ModelParallelStrategy):
     """Fully sharded data parallel over NCCL or gloo, with an all-reduce verified before training.
 
     Unlike Lightning's, it divides the network itself, every rank gives its shard to the
@@ -74,6 +75,9 @@ class ShardedStrategy(VerifiesAllReduce, ModelParallelStrategy):
         return False
 
     def setup(self, trainer: Trainer) -> None:
+        module: Any = self.lightning_module
+        if not is_overridden("configure_model", module):  # Lightning expects `fully_shard` there
+            module.configure_model = lambda: None
         self._divide(trainer)
         super().setup(trainer)
 
@@ -87,6 +91,13 @@ class ShardedStrategy(VerifiesAllReduce, ModelParallelStrategy):
         if not fsdp2.is_sharded(module):
             bf16 = trainer.precision == "bf16-mixed"
             fsdp2.shard(module, self._mesh(), self.root_device, bf16)
+
+    def reshard(self) -> None:
+        """Free what this rank has gathered of the other ranks' shards."""
+        from smlightning.cluster import fsdp2
+
+        assert self.lightning_module is not None
+        fsdp2.reshard(self.lightning_module)
 
     def _mesh(self) -> Any:
         """The ranks that divide the state, or (replicas, ranks that divide one), as `fully_shard`

@@ -1,6 +1,5 @@
 """DDP over AWS's SMDDP, within the limits of its documentation for a DDP job."""
 
-import os
 from types import MethodType
 from typing import Any
 
@@ -23,18 +22,9 @@ class SmddpStrategy(ClusterStrategy):
 
     def setup_environment(self) -> None:
         prepare_data_now(self)
-        if not torch.distributed.is_initialized():
-            import smdistributed.dataparallel.torch.torch_smddp  # noqa: F401  registers the backend
+        import smdistributed.dataparallel.torch.torch_smddp  # noqa: F401  registers the backend
 
-            if self.root_device.type == "cuda":
-                torch.cuda.set_device(self.root_device)
-            environment: Any = self.cluster_environment
-            os.environ["MASTER_ADDR"] = environment.main_address
-            os.environ["MASTER_PORT"] = str(environment.main_port)
-            torch.distributed.init_process_group(
-                "smddp", rank=self.global_rank, world_size=self.world_size, timeout=self._timeout
-            )
-        super().setup_environment()  # finds the group and leaves it as it is
+        super().setup_environment()
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Sum, and for a mean divide afterwards."""
