@@ -30,6 +30,7 @@ from smlightning.reports import log
 from smlightning.reports.lines import LogLines, MetricHistory
 from smlightning.reports.profiler import NoProfiler
 from smlightning.reports.progress import ProgressReport
+from smlightning.training import rank_checks
 from smlightning.training.buckets import BucketOrder
 from smlightning.training.checks import check_complete, check_package, training_checks
 from smlightning.training.hangs import HangTimeout
@@ -50,6 +51,9 @@ class Run:
         profiler: does nothing, and takes less time than Lightning's default.
         outputs: the folder of curves and pictures.
         model_dir: the folder of the trained model.
+
+    Raises:
+        ClusterError: the ranks have other options or files.
     """
 
     def __init__(
@@ -57,6 +61,8 @@ class Run:
     ) -> None:
         self.started = time.perf_counter()
         self.options, self.monitor = options, monitor
+        self.hang_timeout = HangTimeout(options.hang_seconds)
+        rank_checks.check_start(options)
         hub.sign_in(session.current_cluster().local_rank, os.environ)
         log.quiet()
         pl.seed_everything(options.seed, verbose=False)
@@ -116,7 +122,7 @@ class Run:
         chosen = self.options
         return [
             BeforeHooks(self.checkpoints),
-            HangTimeout(chosen.hang_seconds),
+            self.hang_timeout,
             *training_checks(data_divided),
             StepSeed(chosen.seed),
             BucketOrder(),

@@ -14,10 +14,21 @@ CHUNK = 2**22  # numbers added up at a time
 PART = 1024  # numbers of a tensor whose checksum stands for all
 
 
-def checksum(tensor: torch.Tensor) -> int:
-    """61 bits of the sum of a tensor's numbers as integers of their bits."""
+def checksums(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """61 bits of the sum of each tensor's numbers, as integers of their bits.
+
+    It waits once for the device of all tensors.
+    """
+    sums = [_sum_of_bits(tensor) for tensor in tensors]
+    devices = {total.device for total in sums}
+    if len(devices) == 1:
+        sums = list(torch.stack(sums).cpu())
+    return [int(total) % 2**61 for total in sums]
+
+
+def _sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.layout != torch.strided or tensor.is_quantized:
-        return 0
+        return torch.zeros((), dtype=torch.int64, device=tensor.device)
     values = tensor.detach()
     if values.is_complex():
         values = torch.view_as_real(values)
@@ -26,7 +37,7 @@ def checksum(tensor: torch.Tensor) -> int:
     total = torch.zeros((), dtype=torch.int64, device=flat.device)
     for chunk in flat.view(integers[flat.element_size()]).split(CHUNK):
         total += chunk.sum(dtype=torch.int64)  # copies the chunk in int64
-    return int(total) % 2**61
+    return total
 
 
 def checksums_of_parts(tensors: Iterable[torch.Tensor]) -> list[int]:

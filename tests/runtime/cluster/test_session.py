@@ -64,7 +64,7 @@ def test_all_ranks_connect_and_one_that_differs_or_is_missing_ends_all(tmp_path:
     assert table[0].split() == titles.split()
     assert len(table) == 6 and table[4].startswith("algo-2") and "launcher: torchrun" in table[5]
     words = {
-        "another torch": "rank 2 on host algo-2 has torch 1.0, lightning",
+        "another torch": "torch is 1.0 on rank 2 on host algo-2, and",
         "wrong limit": "DIST_CONNECT_SECONDS is 'soon'",
         "without rank 3": f"rank 3 on host algo-2 did not connect within {LIMIT} s",
         "without rank 0": "rank 0 on host algo-1 did not connect at 127.0.0.1",

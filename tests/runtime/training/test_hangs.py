@@ -34,10 +34,11 @@ def test_only_time_within_training_and_testing_counts(clock: Clock) -> None:
     timeout.on_validation_batch_end()
     assert hangs.idle() == 0.0
     timeout.on_train_end()
-    clock.now = 1000.0
-    assert hangs.idle() == -math.inf
+    clock.now = 210.0
+    assert hangs.idle() == 100 / hangs.SLOW_FACTOR, "the best weights are loaded"
     timeout.on_test_start()
-    clock.now = 1001.0
+    clock.now = 220.0
+    assert hangs.idle() == 10.0
     timeout.on_exception(trainer, None, KeyboardInterrupt())
     assert hangs.idle() == -math.inf
 

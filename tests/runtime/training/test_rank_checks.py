@@ -13,14 +13,14 @@ from torch.utils.data import DataLoader, IterableDataset
 from rank_training import MISTAKES, make_mistake, ranks
 from smlightning.cluster import collectives, exchange
 from smlightning.errors import UserError
-from smlightning.tensors import checksum, digest
+from smlightning.tensors import checksums, digest
 from smlightning.training import rank_checks
 
 WORDS = {
     "labels": "OtherLabels.labels",
     "undivided stream": "Ranks 0, 1 of 2",
-    "validation": "3 batches on rank 1 and 4 on rank 0",
-    "weights": "weight differs between ranks 0 and 1",
+    "validation": "validation batches of loader 0 is 3 on rank 1 on host localhost, and 4",
+    "weights": "weight differs between rank 0 on host localhost and rank 1 on host localhost",
 }
 
 
@@ -100,7 +100,7 @@ def test_a_metric_that_differs_on_one_rank_is_an_error_before_training_and_a_war
 ) -> None:
     values = torch.tensor([[0.5], [0.5], [other]], dtype=torch.float64)
     monkeypatch.setattr(collectives, "from_each_rank", lambda _: values)
-    monkeypatch.setattr(collectives, "differ", lambda _: False)  # all log the same metrics
+    monkeypatch.setattr(collectives, "differ", lambda *_: False)  # all log the same metrics
     monkeypatch.setattr(collectives, "any_rank", lambda mine: mine or not equal)  # rank 2 sees it
     assert rank_checks.equal_on_ranks("val/x", 0.5, check=False) == 0.5
     warned = capsys.readouterr().err
@@ -113,6 +113,11 @@ def test_a_metric_that_differs_on_one_rank_is_an_error_before_training_and_a_war
         assert part in error.value.problem
     assert "sync_dist=True" in error.value.hint
     assert warned == f"warning: {error.value}\n"
+
+
+def checksum(tensor: torch.Tensor) -> int:
+    (number,) = checksums([tensor])
+    return number
 
 
 def test_a_checksum_depends_on_values_and_not_on_strides() -> None:

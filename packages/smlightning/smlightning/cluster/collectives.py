@@ -35,13 +35,19 @@ def of_rank_0(tensor: Tensor) -> Tensor:
     return all_sum(tensor if is_first else torch.zeros_like(tensor))
 
 
-def differ(numbers: Sequence[int]) -> bool:
+def differ(numbers: Sequence[int], shards: int = 1) -> bool:
     """Whether whole numbers differ between ranks. Collective: every rank passes equally many.
 
     It sends equally much for any number of ranks; `from_each_rank` sends more for more ranks.
+
+    Args:
+        shards: rank r is compared with rank r % shards, which holds the same shard.
     """
-    mine = torch.tensor(numbers, dtype=torch.int64)
-    return any_rank(not torch.equal(mine, of_rank_0(mine)))
+    mine, rank = torch.tensor(numbers, dtype=torch.int64), current_cluster().rank
+    first = mine.new_zeros(shards, len(mine))
+    if rank < shards:
+        first[rank] = mine
+    return any_rank(not torch.equal(mine, all_sum(first)[rank % shards]))
 
 
 def from_each_rank(numbers: Tensor) -> Tensor:

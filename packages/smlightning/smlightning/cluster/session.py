@@ -21,9 +21,10 @@ import torch
 import torch.distributed
 from pytorch_lightning.utilities import rank_zero_only
 
+from smlightning import __version__
 from smlightning.cluster import ending, signals, slurm
 from smlightning.cluster.ending import RankOutcome
-from smlightning.cluster.exchange import from_rank_0, late, to_rank_0
+from smlightning.cluster.exchange import LateRanks, difference, from_rank_0, to_rank_0
 from smlightning.cluster.location import Cluster, ClusterError, Machine, locate
 from smlightning.cluster.store import Ranks, RankStore
 
@@ -106,25 +107,30 @@ def _connect(cluster: Cluster) -> Ranks:
     from_rank_0("rank 0", lambda: True, seconds)  # which waits for the others
     infos = to_rank_0("rank information", _rank_info(cluster), seconds)
     # Rank 0 itself may wait so long for the others.
-    difference = from_rank_0("versions", lambda: _difference(cluster, infos), 2 * seconds)
+    found = from_rank_0("versions", lambda: _difference(cluster, infos), 2 * seconds)
     if cluster.rank == 0:
-        versions = [info.pop("versions") for info in infos]
+        versions = ", ".join(" ".join(pair) for pair in _versions().items())
         _print_table(infos)
-        print(f"launcher: {cluster.launcher}; {versions[0]}", flush=True)
+        print(f"launcher: {cluster.launcher}; {versions}", flush=True)
         if unused := slurm.unused(os.environ, cluster.world_size, cluster.num_nodes):
             print(f"warning: {unused}", flush=True)
-    if difference:
-        raise ClusterError(difference, "install the same requirements on every host")
+    if found:
+        raise ClusterError(*found)
     return ranks
 
 
-def _difference(cluster: Cluster, infos: list[dict[str, str]]) -> str:
-    """The first rank that has other versions than rank 0."""
-    expected = infos[0]["versions"]
-    for rank, info in enumerate(infos):
-        if info["versions"] != expected:
-            return f"{cluster.name(rank)} has {info['versions']}, and rank 0 has {expected}"
-    return ""
+def _difference(cluster: Cluster, infos: list[dict[str, Any]]) -> tuple[str, str] | None:
+    versions = [info.pop("versions") for info in infos]
+    hint = "install the same requirements on every host"
+    return difference(cluster, [{hint: version} for version in versions])
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "torch": torch.__version__,
+        "lightning": pytorch_lightning.__version__,
+        "smlightning": __version__,
+    }
 
 
 def _connect_seconds(text: str) -> float:
@@ -139,7 +145,7 @@ def _connect_seconds(text: str) -> float:
     )
 
 
-def _rank_info(cluster: Cluster) -> dict[str, str]:
+def _rank_info(cluster: Cluster) -> dict[str, Any]:
     """A row of the table that rank 0 prints at the start."""
     device = cluster.device
     if device != "cpu":
@@ -155,7 +161,7 @@ def _rank_info(cluster: Cluster) -> dict[str, str]:
         "device": device,
         "backend": cluster.backend,
         "shared memory": f"{size:.1f} GiB",
-        "versions": f"torch {torch.__version__}, lightning {pytorch_lightning.__version__}",
+        "versions": _versions(),
     }
 
 
@@ -179,7 +185,7 @@ def _open_store(cluster: Cluster, seconds: float) -> torch.distributed.Store:
     # TCPStore would fill the log with warnings while it waits.
     while not is_keeper and not _answers(host, port):
         if time.monotonic() > deadline:
-            raise late(cluster.name(0), seconds, f" at {host}:{port}")
+            raise LateRanks(cluster.name(0), seconds, f" at {host}:{port}")
         time.sleep(ending.POLL_SECONDS)
     options: dict[str, Any] = {}
     if is_keeper:

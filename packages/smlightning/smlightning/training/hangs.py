@@ -11,7 +11,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 
-from smlightning.cluster import ending, session
+from smlightning.cluster import ending
 from smlightning.training import loop
 
 SLOW_FACTOR = 10  # of the timeout, while a checkpoint is written: the disk may have failed
@@ -23,6 +23,9 @@ class _Progress:
     at = math.inf
     factor = 1
 
+    def mark(self, factor: int) -> None:
+        self.at, self.factor = time.monotonic(), factor
+
 
 _progress = _Progress()
 
@@ -30,13 +33,14 @@ _progress = _Progress()
 @contextmanager
 def slow() -> Iterator[None]:
     """Multiply the hang timeout by SLOW_FACTOR in the body."""
+    before = _progress.factor
     _progress.factor = SLOW_FACTOR
     try:
         yield
     finally:
         if _progress.at < math.inf:
             _progress.at = time.monotonic()
-        _progress.factor = 1
+        _progress.factor = before
 
 
 def idle() -> float:
@@ -51,19 +55,26 @@ class HangTimeout(pl.Callback):
     longest ends first; the others follow, and the failure file has the line of each rank. A single
     process is not watched: a slow step or a debugger is not a hang.
 
+    It watches from now to the end of the session. Before training, and between training and the
+    test, the time from one mark to the next may be SLOW_FACTOR times as long: ranks read, prepare
+    and load data.
+
     Args:
         seconds: longest time from one mark to the next.
     """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self.over = threading.Event()
+        ranks = ending.ranks()
+        if ranks and ranks.store:
+            _progress.mark(SLOW_FACTOR)
+            threading.Thread(target=self._watch, args=(ranks.over,), daemon=True).start()
 
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        if session.current_cluster().world_size > 1:
-            self._stop()
-            self.over = threading.Event()
-            threading.Thread(target=self._watch, args=(self.over,), daemon=True).start()
+    def setup(self, *_: Any, **__: Any) -> None:
+        self._begin("before training")
+
+    def on_fit_start(self, *_: Any) -> None:
+        self._begin("before training")
 
     def on_sanity_check_start(self, *_: Any) -> None:
         self._start()
@@ -90,7 +101,7 @@ class HangTimeout(pl.Callback):
         self._mark("validation")
 
     def on_train_end(self, *_: Any) -> None:
-        _progress.at = math.inf
+        self._begin("after training")
 
     def on_test_start(self, *_: Any) -> None:
         self._start()
@@ -99,32 +110,32 @@ class HangTimeout(pl.Callback):
         self._mark("test")
 
     def on_test_end(self, *_: Any) -> None:
-        self._stop()
+        _progress.at = math.inf  # the ranks wait for rank 0, which saves
 
     def on_exception(self, trainer: pl.Trainer, pl_module: Any, exception: BaseException) -> None:
         if isinstance(exception, Exception):
             ending.record(exception)  # before Lightning's clean-up, which waits for the device
-        self._stop()
+        _progress.at = math.inf
 
     def _start(self) -> None:
-        _progress.at = time.monotonic()
+        _progress.mark(1)
+
+    def _begin(self, activity: str) -> None:
+        self._mark(activity)
+        _progress.factor = SLOW_FACTOR
 
     def _mark(self, activity: str) -> None:
         ending.doing(activity)
         if _progress.at < math.inf:
             _progress.at = time.monotonic()
 
-    def _stop(self) -> None:
-        """End the thread: the process may go on, as a notebook or a test runner does."""
-        _progress.at = math.inf
-        self.over.set()
-
     def _watch(self, over: threading.Event) -> None:
+        """Until the end of the session: the process may go on, as a test runner does."""
         while not over.wait(min(self.seconds / 10, 1.0)):
             # Native code that holds the interpreter's lock stops this thread, too: then the timer,
             # which is written in C, ends the process.
             timeout = SLOW_FACTOR * self.seconds
             faulthandler.dump_traceback_later(timeout, exit=True, file=sys.__stderr__ or 2)
             if idle() > self.seconds:
-                ending.exit_hung(self.seconds)
+                ending.exit_hung(self.seconds * _progress.factor)
         faulthandler.cancel_dump_traceback_later()

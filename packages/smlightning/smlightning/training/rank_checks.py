@@ -6,25 +6,38 @@ rank 0's, by the one reduction that every backend has (cluster/collectives.py), 
 every rank only if they differ.
 """
 
-import math
+import contextlib
+import hashlib
+import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytorch_lightning as pl
 import torch
 from lightning_fabric.utilities.data import sized_len
 from pytorch_lightning.utilities.combined_loader import CombinedLoader
+from pytorch_lightning.utilities.seed import isolate_rng
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
-from smlightning.cluster import collectives, exchange, session
-from smlightning.errors import UserError
-from smlightning.tensors import checksum, digest
+from smlightning.cluster import collectives, ending, exchange, session
+from smlightning.cluster.location import ClusterError
+from smlightning.cluster.sharding import ShardedStrategy
+from smlightning.data import rng
+from smlightning.data.batches import GlobalBatches, RankBatch
+from smlightning.data.exact import SETTINGS, Fetch, SeededRows, length_of, sampler_of
+from smlightning.errors import UserError, is_users_file
+from smlightning.options import declared_options, values_of
+from smlightning.tensors import checksums, digest
 from smlightning.training.metrics import check_sums
 
-SHOWN = 60  # characters of a value in an error
+SHOWN = 30  # characters of a value in an error, next to its digest
+READINGS = 8  # of the rows that are compared
+END_SECONDS = 30.0  # for the other ranks' last batch of an epoch, after this rank's
 LISTED = 8  # ranks or metrics in an error
 MOST = 32  # batches that DividedData compares
 TOLERANCE = 1e-3  # of a metric: ranks may add up in another order
@@ -37,14 +50,29 @@ GIVE_ALL = (
     "smlightning.data.batches.loader gives each rank equally many batches"
 )
 
+SORT = (
+    "give every host the same files; sort values that come from a set, whose order differs between "
+    "processes; or write the value in prepare_data and read it in setup"
+)
+EQUAL_STREAMS = (
+    "let each rank's stream give equally many batches, or end all after the same batch with the "
+    "Trainer's limit_train_batches"
+)
+SAME_OPTIONS = "start every rank with the same options"
+SAME_FILES = "give every host the same src folder"
+# Options that a resumed run may change, and ranks may not have different values of.
+EQUAL_OPTIONS = (
+    "batch_size", "accumulate_grad_batches", "strategy", "shard_size", "checkpoint_steps",
+)  # fmt: skip
+
 
 class EqualRanks(pl.Callback):
-    """Compares the data's fingerprint, the attributes that `Model.save` writes, the numbers of
-    batches, and after the first epoch the weights.
+    """Compares the ranks' data and model before training; after each epoch their weights, buffers
+    and optimizers; and the number of batches of an epoch that has no length.
     """
 
     def __init__(self) -> None:
-        self.weights_compared = False
+        self.is_stream = False
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Called right after the data's own ``setup``."""
@@ -57,17 +85,29 @@ class EqualRanks(pl.Callback):
             check_attributes(pl_module, saved_attributes(pl_module))
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        check_lengths("training", [trainer.num_training_batches])
-        check_lengths("validation", trainer.num_val_batches)
+        if trainer.world_size == 1:
+            return
+        check_data("training", trainer.train_dataloader, [trainer.num_training_batches])
+        check_data("validation", trainer.val_dataloaders, trainer.num_val_batches)
+        self.is_stream = not equally_many(trainer.train_dataloader)
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        check_lengths("the test", trainer.num_test_batches)
+        if trainer.world_size > 1:
+            check_data("test", trainer.test_dataloaders, trainer.num_test_batches)
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        if self.is_stream and trainer.is_last_batch:
+            check_end(trainer.current_epoch, batch_idx + 1)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        ddp = trainer.strategy.model
-        if isinstance(ddp, DistributedDataParallel) and not self.weights_compared:
-            self.weights_compared = True
-            check_weights(pl_module, with_buffers=not ddp.broadcast_buffers)
+        check_weights(trainer, pl_module)
 
 
 class DividedData(pl.Callback):
@@ -203,36 +243,120 @@ def saved_attributes(model: Any) -> tuple[str, ...]:
     return tuple(getattr(model, "saved_attributes", ("labels", "classes")))
 
 
-def check_attributes(owner: Any, names: Sequence[str]) -> None:
-    """Raise a UserError if an attribute of plain values or tensors differs between ranks."""
-    values = [vars(owner).get(name) for name in names]
-    keyed = [[*value.items()] if isinstance(value, dict) else value for value in values]
-    difference = first_difference([digest(value) for value in keyed])
-    if difference is not None:
-        rank, number = difference
-        shown = repr(values[number])
-        shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}…"
-        raise UserError(
-            f"{type(owner).__name__}.{names[number]} differs between ranks 0 and {rank} (here "
-            f"{shown})",
-            "give every host the same files; sort values that come from a set, whose order "
-            "differs between processes; or write the value in prepare_data and read it in setup",
-        )
-
-
-def check_lengths(name: str, batches: Sequence[int | float]) -> None:
-    """Raise a UserError if loaders of known length have other numbers of batches on other ranks."""
-    numbers = [-1 if math.isinf(number) else int(number) for number in batches]
-    if not numbers or not collectives.differ(numbers):
+def check_start(options: Any) -> None:
+    """Raise a ClusterError if the options, or the project's files, differ between ranks."""
+    if session.current_cluster().world_size == 1:
         return
-    for counts in collectives.from_each_rank(torch.tensor(numbers)).T.tolist():
-        least, most = min(counts), max(counts)
-        if least not in (-1, most):
-            raise UserError(
-                f"A loader of {name} has {least} batches on rank {counts.index(least)} and {most} "
-                f"on rank {counts.index(most)}; expected equally many on every rank",
-                GIVE_ALL,
-            )
+    declared = declared_options(type(options))
+    named = {
+        f"--{name}": value
+        for name, value in values_of(options).items()
+        if declared[name].resume != "free" or name in EQUAL_OPTIONS
+    }
+    values = {SAME_OPTIONS: named, SAME_FILES: user_files()}
+    exchange.check_equal("options and files", values)
+
+
+def user_files() -> dict[str, str]:
+    """Digests of the imported files of the project, by name."""
+    digests = {}
+    for name, module in list(sys.modules.items()):
+        path = Path(getattr(module, "__file__", None) or "")
+        if path.suffix == ".py" and path.is_file() and is_users_file(str(path)):
+            content = hashlib.sha256(path.read_bytes())
+            label = path.name if name == "__main__" else f"{name.replace('.', '/')}.py"
+            digests[label] = f"of SHA-256 {content.hexdigest()[:8]}"
+    return digests
+
+
+def check_attributes(owner: Any, names: Sequence[str]) -> None:
+    """Raise a ClusterError if an attribute of plain values or tensors differs between ranks."""
+    values = {f"{type(owner).__name__}.{name}": vars(owner).get(name) for name in names}
+    described = {name: _described(value) for name, value in values.items()}
+    _check_equal({SORT: described})
+
+
+def _described(value: Any) -> str:
+    """A text of the value, with a digest if it is long or not plain."""
+    with contextlib.suppress(TypeError, ValueError):
+        text = json.dumps(value, ensure_ascii=False)
+        return text if len(text) <= SHOWN else f"{text[:SHOWN]}… (digest {digest(text):x})"
+    return f"a {type(value).__name__} with the digest {digest(value):x}"
+
+
+def check_data(split: str, loaders: Any, batches: Sequence[int | float]) -> None:
+    """Raise a ClusterError if numbers of batches, or the data that are divided, differ."""
+    counts, rows = {}, {}
+    combined = CombinedLoader([] if loaders is None else loaders, "sequential")
+    for number, loader in enumerate(combined.flattened):
+        rows.update(rows_of(f"{split} loader {number}", loader))
+    for number, count in enumerate(batches):
+        counts[f"the number of {split} batches of loader {number}"] = count
+    _check_equal({GIVE_ALL: counts, SORT: rows})
+
+
+def _check_equal(values: exchange.Values) -> None:
+    # A sum fails at once if a rank was killed; the store would wait for it.
+    collectives.any_rank(False)
+    exchange.check_equal("data", values)
+
+
+def rows_of(name: str, loader: Any) -> dict[str, Any]:
+    """The length of a loader's data, and a digest of its first and last rows.
+
+    It needs data that Lightning or `batches.loader` divides: others may be each rank's own. Rows
+    are read as the loader reads them: in a worker, if it has workers. They are read several times,
+    since rows with random numbers of each rank's own differ.
+    """
+    if not isinstance(loader, DataLoader) or not isinstance(loader.dataset, SeededRows):
+        return {}
+    sampler = sampler_of(loader)
+    own: Any = getattr(sampler, "inner", sampler)
+    if not any(isinstance(part, DistributedSampler) for part in (own, getattr(own, "sampler", 0))):
+        return {}
+    is_global = isinstance(own, GlobalBatches)
+    count = len(own.lengths) if is_global else length_of(loader.dataset)
+    found: dict[str, Any] = {f"the length of {name}'s data": count}
+    if count and (is_global or loader.batch_sampler is not None):
+        rows, moment = [0, count - 1], rng.Moment()
+        request: Any = Fetch(moment, rows)
+        if is_global:
+            request = RankBatch(np.array(rows), len(rows), 1.0, moment)
+        # A row that cannot be read may be one that the sampler leaves out.
+        with isolate_rng(), contextlib.suppress(Exception):
+            digests = {digest(batch) for batch in _loader_of(loader, READINGS * [request])}
+            if len(digests) == 1:
+                found[f"the digest of {name}'s first and last rows"] = f"{digests.pop():x}"
+    return found
+
+
+def _loader_of(loader: DataLoader, requests: list[Any]) -> DataLoader:
+    """A loader of the same data that reads these batches."""
+    names = [name for name in SETTINGS if hasattr(loader, name)]
+    settings: dict[str, Any] = {name: getattr(loader, name) for name in names}
+    settings |= {"num_workers": min(loader.num_workers, 1), "persistent_workers": False}
+    if loader.batch_sampler is not None:
+        return DataLoader(loader.dataset, batch_sampler=requests, **settings)
+    return DataLoader(loader.dataset, sampler=requests, batch_size=None, **settings)
+
+
+def check_end(epoch: int, batches: int) -> None:
+    """Wait until every rank has trained on its last batch of the epoch.
+
+    Raises:
+        ClusterError: a rank has more batches, or had another number of them.
+    """
+    name = f"the number of training batches in epoch {epoch}"
+    ending.doing(f"after batch {batches}, the last of epoch {epoch}")
+    try:
+        exchange.check_equal("end of the epoch", {EQUAL_STREAMS: {name: batches}}, END_SECONDS)
+    except exchange.LateRanks as error:
+        cluster = session.current_cluster()
+        raise ClusterError(
+            f"{cluster.name(cluster.rank)} has no training batch after batch {batches} of epoch "
+            f"{epoch}, and {error.names} has more",
+            EQUAL_STREAMS,
+        ) from None
 
 
 def equally_many(loaders: Any) -> bool:
@@ -245,19 +369,48 @@ def equally_many(loaders: Any) -> bool:
     return not collectives.differ([total]) and total >= 0
 
 
-def check_weights(model: torch.nn.Module, with_buffers: bool) -> None:
-    """Raise a UserError if a parameter, or whether it is trained, differs between ranks."""
-    tensors: dict[str, torch.Tensor] = dict(model.named_parameters())
-    if with_buffers:
+def check_weights(trainer: pl.Trainer, model: torch.nn.Module) -> None:
+    """Raise a ClusterError if parameters, buffers or the optimizers' options differ between ranks.
+
+    Shards are compared with those of the other replicas. DDP gives every rank rank 0's buffers, at
+    the beginning of the next step, unless its ``broadcast_buffers`` is false.
+    """
+    strategy: Any = trainer.strategy
+    ddp = strategy.model
+    is_sharded = isinstance(strategy, ShardedStrategy)
+    if not is_sharded and not isinstance(ddp, DistributedDataParallel):
+        return
+    if is_sharded:
+        strategy.reshard()
+    tensors: dict[str, Any] = dict(model.named_parameters())
+    if is_sharded or not ddp.broadcast_buffers:
         tensors.update(model.named_buffers())
-    numbers = [checksum(tensor) * 2 + tensor.requires_grad for tensor in tensors.values()]
-    difference = first_difference(numbers)
+    shards = {name: tensor for name, tensor in tensors.items() if hasattr(tensor, "to_local")}
+    whole = {name: tensor for name, tensor in tensors.items() if name not in shards}
+    numbers = _numbers(whole)
+    for number, optimizer in enumerate(trainer.optimizers):
+        groups = [{**group, "params": ()} for group in optimizer.param_groups]
+        numbers[f"an option of optimizer {number}, such as lr,"] = digest(groups)
+    _compare_numbers(numbers)
+    if is_sharded and strategy.shard_size < trainer.world_size:
+        local = {name: tensor.to_local() for name, tensor in shards.items()}
+        _compare_numbers(_numbers(local), strategy.shard_size)
+
+
+def _numbers(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    named = zip(tensors.items(), checksums(tensors.values()), strict=True)
+    return {name: 2 * total + tensor.requires_grad for (name, tensor), total in named}
+
+
+def _compare_numbers(numbers: Mapping[str, int], shards: int = 1) -> None:
+    difference = first_difference(list(numbers.values()), shards)
     if difference is not None:
-        rank, number = difference
-        raise UserError(
-            f"{list(tensors)[number]} differs between ranks 0 and {rank} after an epoch",
+        (rank, number), cluster = difference, session.current_cluster()
+        raise ClusterError(
+            f"{list(numbers)[number]} differs between {cluster.name(rank % shards)} and "
+            f"{cluster.name(rank)} after an epoch",
             "change weights only in the optimizer, or in the same way on every rank, and set "
-            "requires_grad equally on all ranks",
+            "requires_grad and learning rates equally on all ranks",
         )
 
 
@@ -306,12 +459,17 @@ def _near(values: torch.Tensor, rank_0s: torch.Tensor) -> torch.Tensor:
     return torch.isclose(values, rank_0s, rtol=TOLERANCE, equal_nan=True)
 
 
-def first_difference(numbers: Sequence[int]) -> tuple[int, int] | None:
-    """The first rank that differs from rank 0, and the position of the number that differs."""
-    if not numbers or not collectives.differ(numbers):
+def first_difference(numbers: Sequence[int], shards: int = 1) -> tuple[int, int] | None:
+    """The first rank that differs from rank 0, and the position of the number that differs.
+
+    Args:
+        shards: rank r is compared with rank r % shards, which holds the same shard.
+    """
+    if not numbers or not collectives.differ(numbers, shards):
         return None
     ranks = collectives.from_each_rank(torch.tensor(numbers))
-    rank, position = (ranks != ranks[0]).nonzero()[0].tolist()
+    expected = ranks[:shards].repeat(len(ranks) // shards, 1)
+    rank, position = (ranks != expected).nonzero()[0].tolist()
     return rank, position
 
 
