@@ -99,20 +99,25 @@ def ignore_signals_in_workers(*_: Any) -> None:
 
     The parent may still need them to save after a signal to the whole process group.
     """
+    from multiprocessing import parent_process
+
+    parent = parent_process()  # not os.getppid(), which may be a server that forks workers
+    assert parent and parent.pid
+    _obey_only(parent.pid)
+
+
+def _obey_only(parent: int) -> None:
+    """Ignore signals, except for SIGTERM of this process."""
     for number in SIGNALS:
         if number != signal.SIGTERM:
             signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):  # not on macOS and Windows
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        threading.Thread(target=_exit_when_parent_says, daemon=True).start()
+        threading.Thread(target=_exit_after_signal_of, args=(parent,), daemon=True).start()
 
 
-def _exit_when_parent_says() -> None:
-    from multiprocessing import parent_process
-
-    parent = parent_process()  # not os.getppid(), which may be a server that forks workers
-    assert parent
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent.pid:
+def _exit_after_signal_of(parent: int) -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
         pass
     os._exit(0)
 
@@ -179,9 +184,11 @@ def _watch(reader: socket.socket) -> None:
 def _release_signals() -> None:
     """Remove the parent's socket and handlers in a forked child.
 
-    During training the children are loader workers, which their parent ends.
+    During training the children are loader workers, which only their parent ends.
     """
     signal.set_wakeup_fd(-1)
     for number in SIGNALS:
         if signal.getsignal(number) is _handle:
-            signal.signal(number, signal.SIG_IGN if _state.deferred else signal.SIG_DFL)
+            signal.signal(number, signal.SIG_DFL)
+    if _state.deferred:
+        _obey_only(os.getppid())
