@@ -9,6 +9,7 @@ from pytorch_lightning.callbacks import (
     GradientAccumulationScheduler,
     LearningRateFinder,
     ModelPruning,
+    OnExceptionCheckpoint,
     StochasticWeightAveraging,
     WeightAveraging,
 )
@@ -67,6 +68,11 @@ def check_trainer(trainer: pl.Trainer, stage: str) -> None:
         for kinds, problem, hint in CALLBACKS:
             if isinstance(callback, kinds):
                 raise UserError(f"{type(callback).__name__} {problem}", hint)
+        if isinstance(callback, OnExceptionCheckpoint) and trainer.world_size > 1:
+            raise UserError(
+                "OnExceptionCheckpoint saves on a rank that failed, and saving waits for all ranks",
+                "remove it: after a failure --resume auto continues from the last checkpoint",
+            )
         if isinstance(callback, BaseFinetuning) and trainer.world_size > 1:
             raise UserError(
                 f"{type(callback).__name__} unfreezes parameters after DDP has wrapped the model, "
