@@ -45,11 +45,8 @@ def checksums_of_parts(tensors: Iterable[torch.Tensor]) -> list[int]:
 
     They take little time, and differ after an update or an exchange of all weights.
     """
-    found = []
-    for tensor in tensors:
-        local: Any = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-        found.append(checksum(local.detach().flatten()[:PART]))
-    return found
+    local = (tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors)
+    return checksums(tensor.detach().flatten()[:PART] for tensor in local)
 
 
 def leaves(item: Any, depth: int = 0) -> Iterator[Any]:

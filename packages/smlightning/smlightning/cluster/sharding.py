@@ -92,8 +92,10 @@ class ShardedStrategy(ConnectsRanks, ModelParallelStrategy):
             bf16 = trainer.precision == "bf16-mixed"
             fsdp2.shard(module, self._mesh(), self.root_device, bf16)
 
-    def reshard(self) -> None:
-        """Free what this rank has gathered of the other ranks' shards."""
+    def on_validation_end(self) -> None:
+        """Free what a forward pass without backward leaves gathered: parameters are shards again,
+        of which the optimizers are.
+        """
         from smlightning.cluster import fsdp2
 
         assert self.lightning_module is not None

@@ -140,8 +140,7 @@ class StepCheck(pl.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.has_loss = state_dict["has_loss"]
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Before the first validation, after which FSDP's parameters may be gathered ones."""
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         trained = {id(weights) for weights in pl_module.parameters()}
         optimized = {
             id(weights)

@@ -380,8 +380,6 @@ def check_weights(trainer: pl.Trainer, model: torch.nn.Module) -> None:
     is_sharded = isinstance(strategy, ShardedStrategy)
     if not is_sharded and not isinstance(ddp, DistributedDataParallel):
         return
-    if is_sharded:
-        strategy.reshard()
     tensors: dict[str, Any] = dict(model.named_parameters())
     if is_sharded or not ddp.broadcast_buffers:
         tensors.update(model.named_buffers())
