@@ -1,18 +1,23 @@
-"""The images of predict.py's command line ; texts: example/test_train.py."""
+"""The images of predict.py's command line; texts: example/test_train.py."""
 
 import io
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
 
+import predict
 from smlightning import predictions
 from smlightning.errors import UserError
 
 
 def read(*words: str) -> dict[str, Any]:
-    arguments = predictions.parser("", "image", "L").parse_args(words)
+    folder = str(Path(__file__).parent)  # not empty
+    arguments = predictions.parser("", "image", "L").parse_args([*words, "--model_dir", folder])
     return predictions.images(arguments, lambda mode: Image.new(mode, (1, 1)))
 
 
@@ -56,5 +61,14 @@ def test_the_arguments_may_have_any_name(monkeypatch: pytest.MonkeyPatch) -> Non
     for name in ("stdin", "stdout"):  # pytest's own cannot be reconfigured
         monkeypatch.setattr(f"sys.{name}", io.TextIOWrapper(io.BytesIO()))
     made = predictions.parser("", "row", "{}")
-    assert [*predictions.texts(made.parse_args(["a", "--sample"]))] == ["a", "{}"]
+    words = ["a", "--sample", "--model_dir", str(Path(__file__).parent)]
+    assert [*predictions.texts(made.parse_args(words))] == ["a", "{}"]
     assert "[row ...]" in made.format_usage()
+
+
+def test_without_a_model_a_sentence_says_so_at_once() -> None:
+    """Before predict.py imports torch."""
+    command = [sys.executable, "-X", "importtime", predict.__file__, "a"]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 1 and not re.search(r"\| +torch$", ended.stderr, re.M)
+    assert "error: outputs/model has no trained model; train first" in ended.stderr

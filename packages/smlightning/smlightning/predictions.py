@@ -35,8 +35,20 @@ def parser(description: str | None, kind: str, sample: Any) -> ArgumentParser:
     return made
 
 
+def check_model(directory: Path) -> None:
+    """Raise a UserError at once, before torch is imported, if the folder holds nothing."""
+    if not directory.is_dir() or not any(directory.iterdir()):
+        hint = "train first, or name the folder of a trained model with --model_dir"
+        raise UserError(f"{directory} has no trained model", hint)
+
+
 def texts(arguments: Namespace) -> Iterable[str]:
-    """The texts of a command line; without any, the lines of standard input as they come."""
+    """The texts of a command line; without any, the lines of standard input as they come.
+
+    Raises:
+        UserError: ``--model_dir`` is empty, or no folder.
+    """
+    check_model(arguments.model_dir)
     # A byte that is not UTF-8 does not end the stream.
     sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
@@ -56,8 +68,10 @@ def images(arguments: Namespace, draw: Callable[[Any], Any]) -> dict[str, Any]:
         draw: makes an image of the sample.
 
     Raises:
-        UserError: a file is not an image, as `read_image` says.
+        UserError: ``--model_dir`` is empty or no folder; or a file is not an image, as
+            `read_image` says.
     """
+    check_model(arguments.model_dir)
     opened: dict[str, Any] = {}
     for name in arguments.given:
         try:
