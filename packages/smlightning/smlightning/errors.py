@@ -91,14 +91,26 @@ def as_user_error(error: BaseException) -> UserError | None:
             f"not enough memory on {_whose_memory(error)} ({root_cause(error)})",
             MORE_MEMORY,
         )
+    if "pickle" in str(error) and _is_raised_in(error, "dump"):  # multiprocessing.reduction's
+        return UserError(
+            f"a loader's workers get what it holds by pickle: {error}",
+            "write it as a function or class at the top of its file, or set num_workers to 0",
+        )
     if "Error(s) in loading state_dict" in str(error) and _is_raised_in(error, "restore_model"):
         hint = "restore the old architecture to resume, or train from the start with --resume never"
         return UserError(str(error), hint)
     return None
 
 
+def before_cleanup(error: BaseException) -> BaseException:
+    """The error that ended training, if Lightning's clean-up after it raised another one."""
+    while error.__context__ and _is_raised_in(error, "_teardown"):
+        error = error.__context__
+    return error
+
+
 def _is_raised_in(error: BaseException, function: str) -> bool:
-    """Whether this function of Lightning raised the error, or what it called."""
+    """Whether a function of this name raised the error, or what it called."""
     frames = traceback.walk_tb(error.__traceback__)
     return any(frame.f_code.co_name == function for frame, _ in frames)
 

@@ -10,9 +10,10 @@ import pytest
 import pytorch_lightning as pl
 import torch
 import torchmetrics
+from torch.utils.data import DataLoader, default_collate
 
 import train
-from small_training import BATCHES, Fit, Line, Manual, Numbers
+from small_training import BATCHES, SIZE, Fit, Line, Manual, Numbers, rows
 from smlightning import entry
 from smlightning.cluster import signals
 
@@ -129,6 +130,13 @@ class LowestR2(Line):
         self.log("val/loss", self.fit_of_line)
 
 
+class LocalFunction(Numbers):
+    def train_dataloader(self) -> DataLoader:
+        collate = lambda items: default_collate(items)  # noqa: E731
+        spawned = {"num_workers": 1, "multiprocessing_context": "spawn"}
+        return DataLoader(rows(SIZE), SIZE, collate_fn=collate, **spawned)
+
+
 @pytest.mark.parametrize(
     ("model", "data", "part"),
     [
@@ -143,6 +151,7 @@ class LowestR2(Line):
         (ModelWithoutSuper, Numbers, "ModelWithoutSuper.__init__"),
         (OfTwoLoaders, TwoLoaders, "val/loss/dataloader_idx_0"),
         (Line, WithoutSuper, "WithoutSuper.__init__"),
+        (Line, LocalFunction, "by pickle: Can't pickle local object 'LocalFunction"),
         (LowestR2, Numbers, "MODE is 'min', and val/loss is torchmetrics' R2Score"),
     ],
 )

@@ -382,6 +382,7 @@ def _first_cause(found: Mapping[int, RankOutcome]) -> RankOutcome | None:
 
 def _actual_error(error: BaseException) -> BaseException:
     """The error that ends the session: not one that hides `Stopped`, and no ``sys.exit``."""
+    error = errors.before_cleanup(error)
     if isinstance(error, Stopped):
         return error
     if stopped_at() < math.inf:
