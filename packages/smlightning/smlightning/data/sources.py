@@ -345,11 +345,12 @@ def find_columns(names: Sequence[str], columns: Sequence[Column], table: str) ->
             shown = shown if len(shown) <= 400 else f"{shown[:400]}…"
             found = "several match" if candidates else "none matches"
             wanted = repr(column.given) if column.given else f"the {column.name}"
-            raise UserError(
-                f"{table} has columns [{shown}]: {found} {wanted}",
-                f"set --{column.name}_column; in a csv or tsv, row 1 holds the columns' names, "
-                "with commas between them in a csv, and tabs in a tsv",
-            )
+            hint = f"set --{column.name}_column; in a csv or tsv, row 1 holds the columns' names"
+            if len(set(candidates)) < len(candidates):
+                hint = f"write {candidates[0]!r} once in row 1, and other names for other columns"
+            elif len(names) == 1 and re.search(r"[;\t|,]", names[0]):
+                hint = "separate columns with commas in a csv, and with tabs in a tsv"
+            raise UserError(f"{table} has columns [{shown}]: {found} {wanted}", hint)
         chosen += candidates
     return chosen
 
