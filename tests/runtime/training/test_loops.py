@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from small_training import BATCHES, Fit, Line, Manual, Numbers, Stream, directory, rows
+from small_training import BATCHES, SIZE, Fit, Line, Manual, Numbers, Stream, directory, rows
 from smlightning.checkpoints import files
 from smlightning.errors import UserError
 
@@ -24,9 +24,12 @@ def refused(fit: Fit, *args: Any, **options: Any) -> UserError:
     return caught.value
 
 
-def test_an_epoch_that_accumulation_does_not_divide(fit: Fit) -> None:
+def test_an_epoch_that_accumulation_does_not_divide(
+    fit: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Lightning steps at the epoch's last batch all the same."""
     fit(accumulate_grad_batches=3)
+    assert f"global_batch={3 * SIZE} ({SIZE} per rank x world_size=1 x" in capsys.readouterr().out
     assert "-step000006-" in newest_name()
 
 
@@ -46,7 +49,8 @@ def test_several_optimizers_count_as_one_step(fit: Fit, capsys: pytest.CaptureFi
 def test_data_without_a_batch_is_an_error(split: str, loader: str, fit: Fit) -> None:
     empty = {f"{loader}_dataloader": lambda self: DataLoader(rows(3), 6, drop_last=True)}
     refusal = refused(fit, data=type("Empty", (Numbers,), empty))
-    assert split in refusal.problem and f"{loader}_dataloader" in refusal.hint
+    assert split in refusal.problem
+    assert refusal.hint == "lower batch_size: it is 6, drop_last is set, and there are 3 rows"
 
 
 class EmptyStream(Stream):

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Checkpoint
+from pytorch_lightning.utilities.combined_loader import CombinedLoader
 
 from smlightning import errors
 from smlightning.checkpoints import files, resume
@@ -41,6 +42,11 @@ from smlightning.training.loaders import all_loaders
 from smlightning.training.rank_checks import equal_on_ranks, equally_many
 
 RERUN = "start the same command again"
+LOADERS = {
+    "training": "train_dataloader",
+    "validation": "val_dataloader",
+    "test": "test_dataloader",
+}
 
 
 class BeforeHooks(pl.Callback):
@@ -417,7 +423,7 @@ class Checkpoints(Checkpoint):
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Lightning ends a training without a batch without an error."""
         if not self.position.step and trainer.max_steps:
-            raise _no_batch("training", "train_dataloader")
+            raise _no_batch("training", trainer.train_dataloader)
 
     # Evaluation
 
@@ -475,7 +481,7 @@ class Checkpoints(Checkpoint):
         monitor = self.best.monitor
         if monitor not in trainer.callback_metrics:
             if not sum(trainer.num_val_batches):
-                raise _no_batch("validation", "val_dataloader")
+                raise _no_batch("validation", trainer.val_dataloaders)
             logged = ", ".join(sorted(trainer.callback_metrics)) or "nothing"
             raise UserError(
                 f"validation logged {logged}; expected {monitor}, since the {self.best.criterion} "
@@ -488,7 +494,7 @@ class Checkpoints(Checkpoint):
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if stage == "test" and not sum(trainer.num_test_batches):
-            raise _no_batch("test", "test_dataloader")
+            raise _no_batch("test", trainer.test_dataloaders)
         if stage != "fit":
             signals.exit_on_signal()  # the rest is done by rank 0 only
 
@@ -570,5 +576,11 @@ def _global_batches(trainer: pl.Trainer) -> int:
     return math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
 
 
-def _no_batch(split: str, loader: str) -> UserError:
-    return UserError(f"There is not one batch of {split} data", f"check what {loader} returns")
+def _no_batch(split: str, loaders: Any) -> UserError:
+    hint = f"check what {LOADERS[split]} returns"
+    for loader in CombinedLoader(loaders, "sequential").flattened:
+        batches = getattr(loader, "batch_sampler", None)
+        if getattr(batches, "drop_last", False):
+            rows, size = len(loader.dataset), getattr(batches, "batch_size", None)
+            hint = f"lower batch_size: it is {size}, drop_last is set, and there are {rows} rows"
+    return UserError(f"There is not one batch of {split} data", hint)

@@ -81,8 +81,8 @@ class ProgressReport(pl.Callback):
         """The line before training: global batch, learning rate, steps, parameters, precision."""
         ranks = f"world_size={self.world_size} x accumulate_grad_batches={self.accumulate}"
         datamodule: Any = getattr(trainer, "datamodule", None)
-        loader: Any = trainer.train_dataloader
-        size = getattr(datamodule, "batch_size", None) or getattr(loader, "batch_size", None)
+        batches = getattr(trainer.train_dataloader, "batch_sampler", None)
+        size = getattr(datamodule, "batch_size", None) or getattr(batches, "batch_size", None)
         if size:
             whole = size * self.world_size * self.accumulate
             ranks = f"global_batch={whole} ({size} per rank x {ranks})"
