@@ -49,7 +49,9 @@ def hidden(job: Job, project: Project) -> tuple[list[str], list[str]]:
 @functools.cache
 def installed(path: tuple[str, ...]) -> tuple[dict[str, list[str]], Mapping[str, list[str]]]:
     """What each package here requires, and the packages of each module; ``path`` is sys.path."""
-    requires = {canonicalize_name(each.name): each.requires or [] for each in distributions()}
+    requires: dict[str, list[str]] = {}
+    for each in distributions():
+        requires[canonicalize_name(each.name)] = each.requires or []
     return requires, packages_distributions()
 
 
