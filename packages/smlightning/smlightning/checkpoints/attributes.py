@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from smlightning import torch_files
 from smlightning.cluster import collectives
-from smlightning.tensors import checksum, digest
+from smlightning.tensors import checksums, digest
 from smlightning.training import loop
 
 KIND = "kind of object"  # the key of a mapping that stands for an object of another class
@@ -187,7 +187,8 @@ def _values(
 
 
 def _mark(tensor: torch.Tensor) -> Any:
-    return tuple(tensor.shape), (digest if tensor.numel() <= HASHED else checksum)(tensor)
+    is_small = tensor.numel() <= HASHED
+    return tuple(tensor.shape), digest(tensor) if is_small else checksums([tensor])[0]
 
 
 def _copy(tensor: torch.Tensor) -> Any:
