@@ -72,3 +72,42 @@ def test_an_empty_folder_to_resume_from_is_a_warning(aws, good):
     assert levels(job) == [("warning", "checkpoint_s3")]
     put(aws, "runs/frist/last.ckpt")
     assert levels(job) == []
+
+
+def test_archived_data_is_an_error_until_it_is_restored(aws, good):
+    s3 = aws.client("s3")
+    job = of_training(good, "s3://language-id/old/")
+    s3.put_object(Bucket="language-id", Key="old/x", Body=b"x", StorageClass="GLACIER")
+    (finding,) = findings(job)
+    assert (finding.level, finding.key) == ("error", "channels.training")
+    assert "old/x" in finding.problem and "restore-object" in finding.hint
+    put(aws, "old/x")
+    assert findings(job) == []
+
+
+OFFLINE = {"PIP_INDEX_URL": "https://pip.example.internal/simple"}
+SYSTEM = "fs-0123456789abcdef0"
+
+
+def efs(vpc: str) -> dict[str, Any]:
+    """Answer for a file system with a mount target in this network; empty: without one."""
+    facts = {"MountTargetId": "fsmt-1", "FileSystemId": SYSTEM, "SubnetId": "subnet-1"}
+    target = {**facts, "LifeCycleState": "available", "VpcId": vpc}
+    return {"DescribeMountTargets": {"MountTargets": [target] if vpc else []}}
+
+
+def lustre(vpc: str) -> dict[str, Any]:
+    return {"DescribeFileSystems": {"FileSystems": [{"FileSystemId": SYSTEM, "VpcId": vpc}]}}
+
+
+@pytest.mark.parametrize(("kind", "answer"), [("EFS", efs), ("FSxLustre", lustre)])
+def test_a_file_system_is_in_the_network_of_the_hosts(good, vpc, monkeypatch, kind, answer):
+    vpc.gateway("s3")
+    channel = {"file_system_id": SYSTEM, "file_system_type": kind, "directory_path": "/fsx/x"}
+    job = of_training(good, channel).replace(network=vpc.network, environment=OFFLINE)
+    record(monkeypatch, **answer(vpc.id))
+    assert levels(job) == []
+    record(monkeypatch, **answer("vpc-other"))
+    assert levels(job) == [("error", "channels.training")]
+    record(monkeypatch, **efs(""))
+    assert [level for level, _ in levels(job)] == ["error"]

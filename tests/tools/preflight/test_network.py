@@ -115,3 +115,14 @@ def test_a_subnet_that_does_not_exist_is_awss_to_report(good, vpc):
     network = Network(subnets=["subnet-00000000"], security_groups=[vpc.group])
     found = levels(good.replace(network=network))
     assert found and {level for level, _ in found} == {"skipped"}
+
+
+def test_a_group_that_lets_out_to_itself_alone_reaches_no_s3(good, vpc):
+    vpc.gateway("s3")
+    job = good.replace(network=vpc.network, environment=INDEX)
+    assert levels(job) == []
+    everywhere = [{"IpProtocol": "-1", "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}]
+    vpc.ec2.revoke_security_group_egress(GroupId=vpc.group, IpPermissions=everywhere)
+    assert levels(job) == [("error", GROUPS)]
+    vpc.endpoints("s3")  # with the group itself
+    assert levels(job) == []

@@ -96,11 +96,11 @@ def key(aws) -> str:
     return str(aws.client("kms").create_key()["KeyMetadata"]["Arn"])
 
 
-def encrypted(aws, key: str) -> None:
+def encrypted(aws, key: str, bucket: str = "language-id") -> None:
     """Let a customer's key encrypt the bucket by default."""
     default = {"SSEAlgorithm": "aws:kms", "KMSMasterKeyID": key}
     aws.client("s3").put_bucket_encryption(
-        Bucket="language-id",
+        Bucket=bucket,
         ServerSideEncryptionConfiguration={
             "Rules": [{"ApplyServerSideEncryptionByDefault": default}]
         },
@@ -182,3 +182,11 @@ def test_every_simulated_action_has_a_purpose(aws, good, asked, key):
     config = {"ResourceConfig": {"VolumeKmsKeyId": key}}
     assert findings(good.replace(secrets=secrets, request=config)) == []
     assert asked.keys() == role.PURPOSES.keys()
+
+
+def test_the_key_of_the_datas_bucket_is_asked_for(aws, good, asked, key):
+    aws.client("s3").create_bucket(Bucket="words-data")
+    aws.client("s3").put_object(Bucket="words-data", Key="x", Body=b"x")
+    encrypted(aws, key, "words-data")
+    assert findings(good.replace(channels={"training": "s3://words-data/"})) == []
+    assert asked["kms:Decrypt"]["ResourceArns"] == [key] and "kms:GenerateDataKey" not in asked

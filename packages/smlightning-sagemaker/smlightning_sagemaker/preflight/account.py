@@ -28,6 +28,7 @@ CHECKS: dict[str, Check] = {
     "network.subnets": network.s3,
     "network.index": network.index,
     "data": data.stored,
+    "channels": data.file_systems,
 }
 
 

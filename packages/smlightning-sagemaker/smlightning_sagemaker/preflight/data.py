@@ -1,4 +1,4 @@
-"""Checks that a job's buckets are in its region, and that its addresses match only its data."""
+"""Checks that a job's buckets and file systems are where it reads, and hold only its data."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,6 +8,7 @@ from smlightning_sagemaker.job import aws
 from smlightning_sagemaker.job.job import Job
 from smlightning_sagemaker.project import Project
 
+ARCHIVED = ("GLACIER", "DEEP_ARCHIVE")  # storage classes whose objects are restored before use
 OUTPUT = "request.OutputDataConfig.S3OutputPath"
 
 
@@ -26,13 +27,15 @@ def stored(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding
             usable[name] = not problems
         if is_output or not usable[name]:
             continue
-        found = objects(job, uri)
+        stored = objects(job, uri)
+        found = [item["Key"] for item in stored]
         if not found and key == "checkpoint_s3":
             problem = f"{uri} is empty, so training begins at step 0"
             yield warning(key, problem, "to resume a run, correct the address")
         elif not found:
             yield error(key, f"there is no data at {uri}", "upload it, or correct the address")
         yield from neighbours(found, key, uri)
+        yield from archived(stored, key, uri)
 
 
 def addresses(job: Job, body: dict[str, Any]) -> dict[str, str]:
@@ -80,11 +83,65 @@ def bucket(job: Job, key: str, name: str, *, may_be_missing: bool) -> Iterator[F
         yield skipped(key, problem, "check that the job's role may use it")
 
 
-def objects(job: Job, uri: str) -> list[str]:
-    """The keys of the first objects at an S3 address, without empty ones."""
+def objects(job: Job, uri: str) -> list[dict[str, Any]]:
+    """The first objects at an S3 address, at most 1,000, without empty ones."""
     name, prefix = aws.s3_location(uri)
-    listed = aws.client("s3", job.region).list_objects_v2(Bucket=name, Prefix=prefix)
-    return [item["Key"] for item in listed.get("Contents", []) if item["Size"]]
+    listed = aws.client("s3", job.region).list_objects_v2(
+        Bucket=name, Prefix=prefix, OptionalObjectAttributes=["RestoreStatus"]
+    )
+    return [item for item in listed.get("Contents", []) if item["Size"]]
+
+
+def archived(stored: list[dict[str, Any]], key: str, uri: str) -> Iterator[Finding]:
+    """An error if SageMaker cannot copy an object before somebody restores it.
+
+    https://docs.aws.amazon.com/AmazonS3/latest/userguide/restoring-objects.html
+    """
+    away = [
+        item["Key"]
+        for item in stored
+        if item.get("StorageClass") in ARCHIVED
+        and "RestoreExpiryDate" not in item.get("RestoreStatus", {})
+    ]
+    if away:
+        problem = f"{len(away)} of the objects at {uri} are archived, {away[0]} first"
+        yield error(key, problem, "restore them (aws s3api restore-object), or use a copy")
+
+
+def file_systems(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """FSx for Lustre is in the hosts' network, and EFS has a mount target there.
+
+    https://docs.aws.amazon.com/sagemaker/latest/dg/model-access-training-data.html
+    """
+    sources = {
+        channel["ChannelName"]: channel["DataSource"]["FileSystemDataSource"]
+        for channel in body.get("InputDataConfig", [])
+        if "FileSystemDataSource" in channel.get("DataSource", {})
+    }
+    if not (sources and "VpcConfig" in body):
+        return
+    wanted = {"SubnetIds": body["VpcConfig"]["Subnets"]}
+    subnets = aws.client("ec2", job.region).describe_subnets(**wanted)["Subnets"]
+    hosts = {subnet["VpcId"] for subnet in subnets}
+    for name, source in sources.items():
+        reached = networks(job, source)
+        if not hosts & reached:
+            where = f"is reached from {', '.join(sorted(reached)) or 'no network'}"
+            problem = f"{source['FileSystemId']} {where}, and the hosts are in {', '.join(hosts)}"
+            hint = "use subnets of its network, or create a mount target (EFS) in the hosts'"
+            yield error(f"channels.{name}", problem, hint)
+
+
+def networks(job: Job, source: dict[str, Any]) -> set[str]:
+    """The VPCs from which a file system is reached."""
+    name = source["FileSystemId"]
+    if source["FileSystemType"] == "FSxLustre":
+        fsx = aws.client("fsx", job.region)
+        systems = fsx.describe_file_systems(FileSystemIds=[name])["FileSystems"]
+        return {system["VpcId"] for system in systems}
+    efs = aws.client("efs", job.region)
+    targets = efs.describe_mount_targets(FileSystemId=name)["MountTargets"]
+    return {target["VpcId"] for target in targets if target["LifeCycleState"] == "available"}
 
 
 def neighbours(found: list[str], key: str, uri: str) -> Iterator[Finding]:

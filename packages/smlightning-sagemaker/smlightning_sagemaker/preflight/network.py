@@ -85,6 +85,7 @@ def s3(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding]:
 
     https://docs.aws.amazon.com/sagemaker/latest/dg/train-vpc.html
     """
+    yield from egress(job, body)
     closed, endpoints = ways_out(job, body)
     of_s3 = of_service(endpoints, "s3")
     gateways = {endpoint["VpcEndpointId"] for endpoint in of_s3}
@@ -97,6 +98,25 @@ def s3(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding]:
         yield level(
             "network.subnets", f"{problem}: hosts cannot read their data", "add one of them"
         )
+
+
+def egress(job: Job, body: dict[str, Any]) -> Iterator[Finding]:
+    """The security groups let the hosts out, to more than the groups themselves."""
+    names = body.get("VpcConfig", {}).get("SecurityGroupIds")
+    if not names:
+        return
+    ec2 = aws.client("ec2", job.region)
+    groups = ec2.describe_security_groups(GroupIds=names)["SecurityGroups"]
+    for rule in (rule for group in groups for rule in group["IpPermissionsEgress"]):
+        others = {pair.get("GroupId") for pair in rule.get("UserIdGroupPairs", [])} - {*names}
+        if others or any(map(rule.get, ("IpRanges", "Ipv6Ranges", "PrefixListIds"))):
+            return
+    within = {"Filters": [{"Name": "vpc-id", "Values": [group["VpcId"] for group in groups]}]}
+    endpoints = of_service(ec2.describe_vpc_endpoints(**within)["VpcEndpoints"], "s3")
+    if not {entry["GroupId"] for each in endpoints for entry in each.get("Groups", [])} & {*names}:
+        problem = f"{', '.join(names)} lets hosts out to each other at most, and not to S3"
+        hint = "add an outbound rule for HTTPS, to S3's prefix list or to all addresses"
+        yield error("network.security_groups", problem, hint)
 
 
 def index(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding]:
