@@ -128,6 +128,13 @@ def problems(answers: dict) -> list[str]:
 
 
 if __name__ == "__main__":
+    if isinstance(ANSWERS["spot"], str) and "_repo_dir" not in ANSWERS:  # both are of 2.2
+        print(
+            "Nothing was generated: found an old cookiecutter; expected 2.4 or newer, as from "
+            "pip install --upgrade cookiecutter.",
+            file=sys.stderr,
+        )
+        sys.exit(1)
     wrong = problems(ANSWERS)
     if wrong:
         print(

@@ -1,6 +1,7 @@
 """Answers become a project; a bad answer becomes one line, and no project."""
 
 import hashlib
+import json
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from cookiecutter.environment import StrictEnvironment
 from cookiecutter.exceptions import FailedHookException
 from cookiecutter.main import cookiecutter
 from jinja2.exceptions import UndefinedError
@@ -205,6 +207,24 @@ def test_a_slug_with_a_slash_ends_before_a_folder_is_made(slug: str, tmp_path: P
     with pytest.raises(UndefinedError, match="project_slug: found a slash"):
         bake(place, project_slug=slug)
     assert [p.name for p in tmp_path.rglob("*")] == ["place"]
+
+
+def test_an_old_cookiecutter_ends_in_a_sentence(tmp_path: Path) -> None:
+    """1.7 does not render names that begin with ``__``, and asked for __prompts__ without end; 2.1
+    writes a boolean as text.
+    """
+    answers = json.loads((TEMPLATE / "cookiecutter.json").read_text(encoding="utf-8"))
+    environment = StrictEnvironment(context={"cookiecutter": answers})
+    slug = environment.from_string(answers["project_slug"])
+    assert slug.render(cookiecutter={"__rendered": "x", "project_name": "A b"}) == "a-b"
+    with pytest.raises(UndefinedError, match=r"old cookiecutter; expected 2\.4 or newer"):
+        slug.render(cookiecutter=answers)
+    hook = (TEMPLATE / "hooks/pre_gen_project.py").read_text(encoding="utf-8")
+    script = tmp_path / "hook.py"
+    old = {**ODD, "spot": "False"}
+    script.write_text(environment.from_string(hook).render(cookiecutter=old), encoding="utf-8")
+    ended = subprocess.run([sys.executable, script], capture_output=True, text=True)
+    assert ended.returncode == 1 and "expected 2.4 or newer" in ended.stderr
 
 
 def test_every_bad_answer_is_reported_at_once(
