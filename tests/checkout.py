@@ -18,7 +18,7 @@ PATHS = [*PACKAGES, PROJECT / "src", PROJECT / "tests"]
 ANSWERS = {
     "project_slug": "language-identification",
     "aws_region": "us-east-1",
-    "instance_type": "ml.g5.12xlarge",
+    "instance_type": "ml.g5.xlarge",
     "instance_count": "2",
     "distribution": "auto",
     "spot": False,

@@ -19,8 +19,8 @@ def test_price_is_what_the_service_returns_for_training(aws, good, monkeypatch):
         monkeypatch,
         GetProducts={"PriceList": [product("Hosting", "9"), product("Training", "2.5")]},
     )
-    made_of = "2 instances × 4 h (max_run_s) × 2.5 USD"
-    assert price.cost(good) == f"cost    5.00 USD an hour, at most 20.00 USD: {made_of}"
+    made_of = "2 instances × 1 h (max_run_s) × 2.5 USD"
+    assert price.cost(good) == f"cost    5.00 USD an hour, at most 5.00 USD: {made_of}"
     wanted = {
         "productFamily": "ML Instance",
         "regionCode": REGION,

@@ -171,11 +171,11 @@ def test_src_is_complete_and_small(good, tmp_path):
 
 
 def test_cost_is_never_invented(good):
-    assert "at most 2 instances × 4 h" in price.cost(good, offline=True)
+    assert "at most 2 instances × 1 h" in price.cost(good, offline=True)
     assert not re.search(r"\d USD|an hour", price.cost(good, offline=True))
     said = price.cost(good.replace(price_per_hour=2.0, keep_alive_s=1800))
-    made_of = "2 instances × (4 h (max_run_s) + 0.5 h (keep_alive_s)) × 2 USD"
-    assert said == f"cost    4.00 USD an hour, at most 18.00 USD: {made_of}"
+    made_of = "2 instances × (1 h (max_run_s) + 0.5 h (keep_alive_s)) × 2 USD"
+    assert said == f"cost    4.00 USD an hour, at most 6.00 USD: {made_of}"
 
 
 @pytest.mark.parametrize("member", OTHER_HOSTS)

@@ -95,7 +95,7 @@ def test_a_channel_needs_a_folder_here(tmp_path: Path) -> None:
     "argv, size",
     [
         ([], (1, 1, "none")),
-        (["--hosts", "2"], (2, 2, "torch_distributed")),
+        (["--hosts", "2"], (2, 1, "torch_distributed")),
         (
             ["--hosts", "3", "--processes", "1", "--distribution", "pytorchddp"],
             (3, 1, "pytorchddp"),
@@ -109,6 +109,11 @@ def test_defaults_come_from_the_job(
     plan = planned(tmp_path, *argv, job=job)
     assert (plan.hosts, plan.processes, plan.distribution) == size
     assert plan.instance_type == "ml.g5.xlarge" and plan.region == "eu-west-1"
+
+
+def test_a_host_of_several_gpus_is_rehearsed_with_two_processes(tmp_path: Path) -> None:
+    plan = planned(tmp_path, job=JOB.replace("g5.xlarge", "g5.12xlarge"))
+    assert (plan.hosts, plan.processes, plan.distribution) == (1, 2, "torch_distributed")
 
 
 @pytest.mark.parametrize(

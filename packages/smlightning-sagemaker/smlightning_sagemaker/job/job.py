@@ -150,7 +150,7 @@ class Job(Table):
     max_run_s: int = key(
         "StoppingCondition.MaxRuntimeInSeconds",
         "seconds of training after which AWS stops the job",
-        default=14_400,
+        default=3600,
         ge=1,
         le=28 * 86_400,  # CreateTrainingJob, StoppingCondition
     )
@@ -292,7 +292,7 @@ def load(path: str | Path, project: Project) -> Job:
     """Read the job from a file.
 
     Args:
-        path: job.toml.
+        path: job.toml, or the same tables as JSON in a file that ends in `.json`.
         project: its options help to find the table of a misplaced key.
 
     Raises:
@@ -318,7 +318,8 @@ def from_table(
 def _read(path: Path) -> dict[str, Any]:
     """The tables of a TOML file; raises JobError if it is not one."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        text = path.read_text(encoding="utf-8-sig")
+        return json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except OSError as failure:
         finding = error(
             str(path), f"cannot be read ({failure.strerror})", "pass its path with --job"

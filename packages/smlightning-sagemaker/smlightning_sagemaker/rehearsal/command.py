@@ -45,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add = command.add_argument_group("the cluster").add_argument
     add("--hosts", type=int, metavar="N", help="hosts (instance_count)")
-    add("--processes", type=int, metavar="N", help="processes per host, one for each GPU (2)")
+    add("--processes", type=int, metavar="N", help="processes per host (its GPUs, at most 2)")
     names = f"how SageMaker starts the script: {', '.join(DISTRIBUTIONS)}"
     add("--distribution", choices=DISTRIBUTIONS, metavar="NAME", help=names)
 

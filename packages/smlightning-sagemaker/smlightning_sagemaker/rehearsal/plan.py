@@ -15,7 +15,7 @@ from smlightning.cluster.location import DEFAULT_PORT, SMDDP_INSTANCES, runs_smd
 from smlightning.errors import UserError
 from smlightning.options import encode, parse_command_line
 from smlightning_sagemaker.findings import hint_for_unknown_name
-from smlightning_sagemaker.job import images, launchers, request
+from smlightning_sagemaker.job import images, instances, launchers, request
 from smlightning_sagemaker.job import job as jobs
 from smlightning_sagemaker.job.images import Profile
 from smlightning_sagemaker.job.job import Job
@@ -164,14 +164,15 @@ def make_plan(arguments: argparse.Namespace, project: Project) -> Plan:
 
 
 def cluster_size(arguments: argparse.Namespace, job: Job) -> ClusterSize:
-    """The command line's size, else job.toml's, with two processes per host."""
+    """The command line's size, else job.toml's, with at most two of a host's GPUs."""
     distribution = arguments.distribution
     if distribution in (None, "auto"):
         distribution = launchers.launcher(job)
     hosts = job.instance_count if arguments.hosts is None else arguments.hosts
     processes = arguments.processes
     if processes is None:
-        processes = 1 if distribution == "none" else 2
+        gpus = instances.gpus(job.instance_type)
+        processes = 1 if distribution == "none" or gpus in (0, 1) else 2
     return ClusterSize(hosts, processes, distribution)
 
 
