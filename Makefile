@@ -1,4 +1,5 @@
 # make demo: a project, trained. make test: everything is proven again. Both start from nothing.
+# TORCH=cpu or TORCH=cuda chooses the build of torch before the first download; the project's Makefile explains it.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

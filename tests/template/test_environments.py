@@ -1,13 +1,18 @@
 """make installs what a command needs, and nothing that breaks a stock Trainer."""
 
+import functools
+import http.server
 import itertools
 import os
 import re
 import shutil
 import subprocess
 import sys
+import threading
 import tomllib
 import venv
+import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -97,7 +102,7 @@ def test_every_installation_keeps_the_pinned_versions(tmp_path: Path) -> None:
     installs = re.findall(r"-m pip install [^&\n]*", steps.replace("\\\n", " "))
     assert len(installs) >= 7
     for line in installs:
-        exact = "--requirement requirements.txt" in line or "--no-deps --force-reinstall" in line
+        exact = "--requirement requirements.txt" in line or "--no-deps" in line
         assert (
             exact or "pip>=25.1" in line or f'--constraint "{tmp_path}/made/bin/pins.txt"' in line
         )
@@ -121,6 +126,75 @@ def pinned(path: Path) -> list[str]:
     """The lines of a lock without their hashes, and without wheels by their path."""
     lines = (line.partition(" --hash")[0].strip() for line in requirements.lines(path))
     return [line for line in lines if ".whl" not in line]
+
+
+@pytest.fixture(scope="module")
+def torch_index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server with two indexes: that of pytorch.org for CPUs, and one for everything else."""
+    root = tmp_path_factory.mktemp("indexes")
+    for version, index in (("2.13.0+cpu", "whl/cpu"), ("2.13.0", "pypi.org/simple")):
+        (root / index / "torch").mkdir(parents=True)
+        name = root / index / "torch" / f"torch-{version}-py3-none-any.whl"
+        folder = f"torch-{version}.dist-info"
+        with zipfile.ZipFile(name, "w") as wheel:
+            wheel.writestr(
+                f"{folder}/METADATA", f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n"
+            )
+            wheel.writestr(
+                f"{folder}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+            )
+            wheel.writestr(f"{folder}/RECORD", "")
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(root))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.long
+def test_one_variable_chooses_the_build_of_torch(tmp_path: Path, torch_index: str) -> None:
+    """With make, pip and an environment; the wheels are empty."""
+    project = bake(tmp_path)
+    made = tmp_path / "made"
+    venv.create(made, with_pip=True)
+    (tmp_path / "gpu").mkdir()
+    (tmp_path / "gpu" / "nvidia-smi").write_text("#!/bin/sh\necho GPU 0\n")
+    (tmp_path / "gpu" / "nvidia-smi").chmod(0o755)
+    clean = {"PATH": os.defpath, "HOME": str(tmp_path), "PIP_CONFIG_FILE": os.devnull}
+    clean |= {"PIP_INDEX_URL": f"{torch_index}//pypi.org/simple"}  # as PyPI is
+    closed = "http://127.0.0.1:9/whl/cpu"
+
+    def taken(choice: str, index: str = f"{torch_index}/whl/cpu", **variables: str) -> list[str]:
+        """What make prints and returns, and the installed version, which is then removed."""
+        command = ["make", f"{made}/.torch-{choice.rpartition('/')[2]}", f"VENV={made}"]
+        ended = subprocess.run(
+            [*command, f"TORCH={choice}", f"CPU_INDEX={index}"],
+            cwd=project.path, env={**clean, **variables}, capture_output=True, text=True,
+        )  # fmt: skip
+        found = [path.name for path in made.rglob("torch-*.dist-info")]
+        return [ended.stdout + ended.stderr, str(ended.returncode), *found]
+
+    def forget() -> None:
+        for path in (*made.rglob("torch-*.dist-info"), *made.glob(".torch-*")):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    cpu = "torch-2.13.0+cpu.dist-info"
+    said, *rest = taken("auto", closed)
+    assert rest == ["0"] and "taking the torch of pip's index" in said
+    forget()
+    said, *rest = taken("auto")
+    assert rest == ["0", cpu] and "Taking torch 2.13.0+cpu from" in said
+    (made / ".torch-auto").unlink()
+    assert taken("auto", closed) == ["", "0", cpu]  # what is installed stays
+    assert taken("cuda")[1:] == ["0"]  # pip's own comes with the other packages
+    said, *rest = taken("cpu", closed)
+    assert rest == ["2"] and "or does not answer; check TORCH" in said
+    assert taken(f"{torch_index}/whl/cpu")[1:] == ["0", cpu]
+    forget()
+    gpu = os.pathsep.join([str(tmp_path / "gpu"), os.defpath])
+    assert taken("auto", PATH=gpu) == ["", "0"]
+    forget()
+    assert taken("auto", PIP_INDEX_URL=f"{torch_index}/mirror/simple") == ["", "0"]
 
 
 def test_what_a_laptop_installs_next_to_the_locks_has_exact_versions() -> None:
