@@ -38,7 +38,7 @@ TOOL_LAYERS = (
     {"job"},
     {"follow"},
     {"preflight", "rehearsal"},  # neither uses the other's parts
-    {"commands"},
+    {"commands", "notebook"},
     {"testing"},
     {"__main__"},
 )

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from botocore.exceptions import (
@@ -24,6 +25,7 @@ from smlightning_sagemaker.__main__ import main
 from smlightning_sagemaker.commands import COMMANDS
 from smlightning_sagemaker.job import request, sending, sent_jobs
 from smlightning_sagemaker.job import source_archive as code
+from smlightning_sagemaker.notebook import Launch
 
 pytest_plugins = ("moto_account", "sent_job")
 
@@ -223,7 +225,7 @@ def test_submit_asks_before_it_sends(aws, good, monkeypatch, capsys, answer, sen
     assert main(["submit", "--no-follow"]) == (0 if sends else 1)
     assert ("CreateTrainingJob" in asked) == sends and questions
     said = capsys.readouterr().out
-    assert " 4.00 USD" in said and " 16.00 USD" in said
+    assert "4.00 USD an hour, at most 4.00 USD" in said
 
 
 def test_without_a_terminal_submit_needs_yes(aws, good, monkeypatch, capsys):
@@ -243,15 +245,20 @@ def test_the_notebook_asks_before_it_sends_a_job_again(aws, good, monkeypatch, c
     questions: list[str] = []
     answers = iter(["", "y"])
     monkeypatch.setattr("builtins.input", lambda text: questions.append(text) or next(answers))
-    job = good.replace(price_per_hour=2.0, spot={"enabled": True})
-    assert sending.job_to_follow(job, PROJECT, "first") == "first"
-    assert sending.agreed(job, PROJECT, "first") and not questions
-    sent_jobs.remember(PROJECT, "first", REGION, sending.fingerprint(job, PROJECT))
-    assert not sending.agreed(job, PROJECT, "first") and not questions  # the cell again
-    assert not sending.agreed(job, PROJECT, "second")  # after a restart
-    assert sending.job_to_follow(job, PROJECT, "second") == "first"
-    assert sending.agreed(job, PROJECT, "second") and len(questions) == 2
-    assert sending.agreed(job.replace(max_run_s=60), PROJECT, "third") and len(questions) == 2
+    monkeypatch.chdir(PROJECT.root)
+
+    def may_send(name: str, **changes: Any) -> bool:
+        launch = Launch(accept=["preflight", "rehearsal"])
+        launch.job, launch.name = good.replace(price_per_hour=2.0, **changes), name
+        return launch.may_send()
+
+    assert may_send("first") and not questions
+    digest = sending.fingerprint(good.replace(price_per_hour=2.0), PROJECT)
+    sent_jobs.remember(PROJECT, "first", REGION, digest)
+    assert not may_send("first") and not questions  # the cell again
+    assert not may_send("second")  # after a restart
+    assert may_send("second") and len(questions) == 2
+    assert may_send("third", spot={"enabled": True}) and len(questions) == 2
     said = capsys.readouterr().out
     assert "4.00 USD an hour" in said and "spot costs less" in said
 
@@ -259,7 +266,7 @@ def test_the_notebook_asks_before_it_sends_a_job_again(aws, good, monkeypatch, c
         raise EOFError
 
     monkeypatch.setattr("builtins.input", nobody)
-    assert not sending.agreed(job, PROJECT, "fourth")
+    assert not may_send("fourth")
 
 
 def test_without_a_role_nothing_is_sent(aws, good, monkeypatch, capsys):

@@ -94,16 +94,6 @@ def has_errors(findings: Iterable[Finding]) -> bool:
     return any(finding.level == "error" for finding in findings)
 
 
-def raise_if_errors(findings: Iterable[Finding]) -> None:
-    """Stop where a check found an error; for a notebook's cell, before it sends or creates.
-
-    Raises:
-        UserError: there is an error among the findings.
-    """
-    if has_errors(findings):
-        raise UserError("a check found errors", "correct them, and run its cells again")
-
-
 def hint_for_unknown_name(value: str, known: Iterable[str], *, likeness: float = 0.5) -> str:
     """The hint for a name that does not exist: the most similar one, or the first ones.
 

@@ -15,17 +15,9 @@ from sagemaker.estimator import _TrainingJob
 
 from small_job import GOOD, PROJECT
 from smlightning.errors import UserError
-from smlightning_sagemaker import findings
+from smlightning_sagemaker import notebook
 from smlightning_sagemaker import project as projects
-from smlightning_sagemaker.job import (
-    aws,
-    estimator,
-    images,
-    job,
-    request,
-    sending,
-    source_archive,
-)
+from smlightning_sagemaker.job import aws, estimator, job, request, sending, source_archive
 
 CASES = {
     path.stem: json.loads(path.read_text(encoding="utf-8"))["job"]
@@ -45,14 +37,19 @@ SRC = projects.find().src
 NOTEBOOK = SRC.parent / "launch.ipynb"
 
 
-def run_cell(text: str, **names: Any) -> dict[str, Any]:
+def launch_of(wanted: job.Job) -> notebook.Launch:
+    """The notebook's object for a job, in the project's folder."""
+    made = notebook.Launch()
+    made.job, made.name = wanted, NAME
+    return made
+
+
+def run_cell(text: str, launch: notebook.Launch) -> dict[str, Any]:
     """Run the one cell of the notebook that contains a text, and return its names."""
-    notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
-    cells = ["".join(cell["source"]) for cell in notebook["cells"]]
+    content = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    cells = ["".join(cell["source"]) for cell in content["cells"]]
     (cell,) = [cell for cell in cells if text in cell]
-    modules = {"aws": aws, "estimator": estimator, "findings": findings, "images": images}
-    modules |= {"request": request, "sending": sending}
-    names |= {**modules, "name": NAME}
+    names: dict[str, Any] = {"launch": launch}
     exec(cell, names)  # noqa: S102
     return names
 
@@ -60,16 +57,12 @@ def run_cell(text: str, **names: Any) -> dict[str, Any]:
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[job.Job], Any]:
     """Makes the estimator of the notebook's cell, with the placeholders of a dry run."""
-    monkeypatch.setattr(sending, "account_destination", request.dry_destination)
+    dry = lambda wanted, create: request.dry_destination(wanted)  # noqa: E731
+    monkeypatch.setattr(sending, "account_destination", dry)
     for name in ("src", "job.toml"):
         (tmp_path / name).symlink_to(PROJECT.root / name)
-
-    def build(wanted: job.Job) -> Any:
-        project = projects.Project(tmp_path)
-        names = run_cell("PyTorch(", job=wanted, project=project, problems=[], send=False)
-        return names["pytorch"]
-
-    return build
+    monkeypatch.chdir(tmp_path)
+    return lambda wanted: run_cell("PyTorch(", launch_of(wanted))["pytorch"]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -135,7 +128,7 @@ def test_the_estimators_archive_holds_the_same_files(
 def test_a_member_without_a_parameter_is_named() -> None:
     extra = {"DebugHookConfig": {"S3OutputPath": "s3://bucket/x"}}
     with pytest.raises(UserError) as raised:
-        estimator.options(request.dry_run(GOOD.replace(request=extra), PROJECT))
+        estimator.rest(request.dry_run(GOOD.replace(request=extra), PROJECT))
     assert "DebugHookConfig.S3OutputPath" in raised.value.problem
 
 

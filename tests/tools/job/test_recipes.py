@@ -14,14 +14,15 @@ from typing import Any
 
 import boto3
 import pytest
-from test_estimator import run_cell
+from test_estimator import launch_of, run_cell
 
 from checkout import PROJECT as TEMPLATE
 from moto_account import REGION, record
 from sent_job import train
 from small_job import PROJECT
-from smlightning_sagemaker.job import estimator, request, sending
+from smlightning_sagemaker.job import request, sending
 from smlightning_sagemaker.job.job import Job
+from smlightning_sagemaker.notebook import Launch
 
 pytest_plugins = ("moto_account", "sent_job")
 
@@ -152,17 +153,23 @@ def test_awss_inference_toolkit_answers_with_the_deployed_model(
 
 
 @pytest.fixture
-def pytorch(aws: boto3.Session, good: Job, project: Path) -> Any:
+def launch(aws: boto3.Session, good: Job, project: Path) -> Launch:
+    """The notebook's object."""
+    (project / "job.toml").write_bytes(PROJECT.job_file.read_bytes())
+    return launch_of(good)
+
+
+@pytest.fixture
+def pytorch(launch: Launch) -> Any:
     """The estimator of the notebook's cell."""
-    names = run_cell("PyTorch(", job=good, project=PROJECT, problems=[], send=False)
-    return names["pytorch"]
+    return run_cell("PyTorch(", launch)["pytorch"]
 
 
 def test_the_tuner_searches_with_the_notebooks_estimator(
-    aws: boto3.Session, pytorch: Any, good: Job
+    aws: boto3.Session, pytorch: Any, launch: Launch
 ) -> None:
     (code,) = recipes("Search for good options")
-    names = run(code, pytorch=pytorch, project=PROJECT, job=good, estimator=estimator)
+    names = run(code, pytorch=pytorch, launch=launch)
     name = names["tuner"].latest_tuning_job.name
     sent = aws.client("sagemaker").describe_hyper_parameter_tuning_job(
         HyperParameterTuningJobName=name
@@ -179,7 +186,7 @@ def test_the_tuner_searches_with_the_notebooks_estimator(
 
 
 def test_a_queue_of_batch_gets_the_request_of_submit(
-    aws: boto3.Session, pytorch: Any, good: Job, monkeypatch: pytest.MonkeyPatch
+    pytorch: Any, launch: Launch, good: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Batch's part is botocore's model of it, which validates the call."""
     # The SDK imports it to wait for a job in a notebook.
@@ -187,12 +194,12 @@ def test_a_queue_of_batch_gets_the_request_of_submit(
     answer = {"jobArn": "arn:aws:batch:us-east-1:123456789012:service-job/1", "jobName": NAME}
     asked = record(monkeypatch, SubmitServiceJob=answer | {"jobId": "1"})
     (code,) = recipes("Send the job to a queue of AWS Batch")
-    run(code, pytorch=pytorch, estimator=estimator, job=good, name=NAME)
+    run(code, pytorch=pytorch, launch=launch)
     call = asked["SubmitServiceJob"]
     assert (call["jobQueue"], call["serviceJobType"]) == ("team", "SAGEMAKER_TRAINING")
     payload = json.loads(call["serviceRequestPayload"])
     destination = sending.account_destination(good)
-    expected = request.training_request(good, PROJECT, destination, NAME)
+    expected = request.training_request(good, PROJECT, destination, launch.name)
     members = ("TrainingJobName", "RoleArn", "ResourceConfig", "StoppingCondition")
     assert {name: payload[name] for name in members} == {name: expected[name] for name in members}
 

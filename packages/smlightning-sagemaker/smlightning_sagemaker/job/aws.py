@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from smlightning.errors import UserError
-from smlightning_sagemaker.findings import error_lines
 
 TRANSIENT = (
     r"Throttl|TooManyRequests|RequestLimitExceeded|SlowDown"
@@ -202,18 +201,6 @@ def errors(subject: str = "", instead: str = "") -> Iterator[None]:
         raise UserError(
             "the profile needs an MFA code, and there is no terminal", hint
         ) from failure
-
-
-@contextmanager
-def print_user_errors() -> Iterator[None]:
-    """Print a user's mistake in a notebook's cell as one sentence, without a stack trace."""
-    try:
-        with errors():
-            yield
-    except UserError as failure:
-        print(*error_lines(failure), sep="\n")
-    except KeyboardInterrupt:
-        print("interrupted")
 
 
 # Pattern of AWS's message about a failed job or a rejected call → hint; the first match counts.

@@ -1,37 +1,29 @@
-"""The one request as arguments of the SageMaker SDK's v2 estimator, for launch.ipynb.
+"""What launch.ipynb gives the SageMaker SDK's v2 estimator, next to the values of job.toml.
 
-Only this module needs the SDK. tests/tools/job/test_estimator.py proves that the estimator
-sends the same request.
+Only this module needs the SDK. tests/tools/job/test_estimator.py proves that the notebook's
+estimator sends the one request.
 """
 
 import logging
 import os
+from types import SimpleNamespace
 from typing import Any
 
 from smlightning.errors import UserError
-from smlightning_sagemaker.job import aws
+from smlightning_sagemaker.job import aws, launchers
+from smlightning_sagemaker.job import request as requests
 from smlightning_sagemaker.job.job import Job, leaves
 
 # Parameter of the estimator → the member of CreateTrainingJob that it sets.
-MEMBERS = {
-    "instance_type": "ResourceConfig.InstanceType",
-    "instance_count": "ResourceConfig.InstanceCount",
-    "volume_size": "ResourceConfig.VolumeSizeInGB",
+REST = {
     "volume_kms_key": "ResourceConfig.VolumeKmsKeyId",
-    "keep_alive_period_in_seconds": "ResourceConfig.KeepAlivePeriodInSeconds",
     "training_plan": "ResourceConfig.TrainingPlanArn",
-    "max_run": "StoppingCondition.MaxRuntimeInSeconds",
-    "max_wait": "StoppingCondition.MaxWaitTimeInSeconds",
-    "use_spot_instances": "EnableManagedSpotTraining",
     "max_retry_attempts": "RetryStrategy.MaximumRetryAttempts",
-    "checkpoint_s3_uri": "CheckpointConfig.S3Uri",
-    "output_path": "OutputDataConfig.S3OutputPath",
     "output_kms_key": "OutputDataConfig.KmsKeyId",
     "subnets": "VpcConfig.Subnets",
     "security_group_ids": "VpcConfig.SecurityGroupIds",
     "encrypt_inter_container_traffic": "EnableInterContainerTrafficEncryption",
     "enable_network_isolation": "EnableNetworkIsolation",
-    "environment": "Environment",
     "tags": "Tags",
     "input_mode": "AlgorithmSpecification.TrainingInputMode",
     "container_entry_point": "AlgorithmSpecification.ContainerEntrypoint",
@@ -45,51 +37,67 @@ MEMBERS = {
     "enable_infra_check": "InfraCheckConfig.EnableInfraCheck",
     "disable_profiler": "ProfilerConfig.DisableProfiler",
 }
-# Members that the notebook passes separately, or that the estimator sets itself.
-WRITTEN_OUT = (
-    "TrainingJobName",
-    "RoleArn",
-    "HyperParameters",
-    "InputDataConfig",
-    "AlgorithmSpecification.TrainingImage",
-    "AlgorithmSpecification.MetricDefinitions",
-)
+# Members whose arguments the notebook writes out.
+WRITTEN_OUT = """
+    TrainingJobName RoleArn HyperParameters InputDataConfig Environment EnableManagedSpotTraining
+    AlgorithmSpecification.TrainingImage AlgorithmSpecification.MetricDefinitions
+    ResourceConfig.InstanceType ResourceConfig.InstanceCount ResourceConfig.VolumeSizeInGB
+    ResourceConfig.KeepAlivePeriodInSeconds StoppingCondition.MaxRuntimeInSeconds
+    StoppingCondition.MaxWaitTimeInSeconds CheckpointConfig.S3Uri OutputDataConfig.S3OutputPath
+""".split()  # noqa: SIM905
 
 
-def session(job: Job) -> Any:
-    """A session of the SDK in the job's region, which reports nothing of its use to AWS.
+def resolve(job: Job, request: dict[str, Any]) -> SimpleNamespace:
+    """The estimator's arguments that the account, the launcher and [request] decide, by name.
 
-    The request is complete without the defaults of the SDK's configuration file.
-    """
-    os.environ.setdefault("SAGEMAKER_SUPPRESS_V2_WARNING", "1")  # v2 is chosen knowingly
-    logging.getLogger("sagemaker.config").disabled = True  # it prints to standard output
-    import boto3
-    import sagemaker
+    `hyperparameters` have the launcher's flags where the SDK has no `distribution` for it. `rest`
+    has tags, network, encryption, forward_stop, and members of [request].
 
-    logging.getLogger("sagemaker").setLevel(logging.CRITICAL)
-    logging.getLogger("botocore.credentials").setLevel(logging.WARNING)  # a line for each client
-    own = boto3.Session(profile_name=aws.session()._session.profile, region_name=job.region)
-    own._session._credentials = aws.session().get_credentials()  # one code of MFA serves both
-    modules = {"TelemetryOptOut": True}
-    configuration = {"SchemaVersion": "1.0", "SageMaker": {"PythonSDK": {"Modules": modules}}}
-    return sagemaker.Session(
-        boto_session=own, sagemaker_config=configuration, default_bucket=job.bucket or None
-    )
-
-
-def options(request: dict[str, Any]) -> dict[str, Any]:
-    """The estimator's arguments beyond code and image, as the request has them.
+    Args:
+        job: that the request was built from.
+        request: CreateTrainingJob.
 
     Raises:
         UserError: [request] has a member for which the estimator has no parameter.
     """
-    tables = {name: request[name] for name in ("HyperParameters", "Environment") if name in request}
-    others = {name: value for name, value in request.items() if name not in tables}
-    members: dict[str, Any] = dict(leaves(others)) | tables
+    launcher, algorithm = distribution(job), request["AlgorithmSpecification"]
+    output_path = request["OutputDataConfig"]["S3OutputPath"]
+    return SimpleNamespace(
+        role=request["RoleArn"],
+        image_uri=algorithm["TrainingImage"],
+        distribution=launcher,
+        hyperparameters=job.hyperparameters if launcher else requests.hyperparameters(job),
+        environment=request.get("Environment"),
+        metric_definitions=algorithm["MetricDefinitions"],
+        checkpoint_s3_uri=request.get("CheckpointConfig", {}).get("S3Uri"),
+        output_path=output_path,
+        code_location=output_path.rstrip("/"),
+        rest=rest(request),
+    )
+
+
+def distribution(job: Job) -> dict[str, Any] | None:
+    """The launcher as the SDK takes it; None for one process, and for plain mpirun.
+
+    The SDK rewrites {"pytorchddp": …} to SMDDP, which the image lacks, and rejects p5 for it.
+    """
+    options = launchers.flags(job).get("sagemaker_distributed_dataparallel_custom_mpi_options")
+    smddp = {"dataparallel": {"enabled": True, "custom_mpi_options": options}}
+    known = {
+        "torch_distributed": {"torch_distributed": {"enabled": True}},
+        "smddp": {"smdistributed": smddp},
+    }
+    return known.get(launchers.launcher(job))
+
+
+def rest(request: dict[str, Any]) -> dict[str, Any]:
+    """The estimator's arguments that the notebook does not write out; raises UserError."""
+    others = {name: value for name, value in request.items() if name not in WRITTEN_OUT}
+    members: dict[str, Any] = dict(leaves(others))
     given: dict[str, Any] = {
         "debugger_hook_config": False,  # a hook in every step, whose output nobody reads
     }
-    for parameter, member in MEMBERS.items():
+    for parameter, member in REST.items():
         if member in members:
             given[parameter] = members.pop(member)
     if members.pop("OutputDataConfig.CompressionType", "") == "NONE":
@@ -100,8 +108,32 @@ def options(request: dict[str, Any]) -> dict[str, Any]:
             f"the SDK's estimator has no parameter for {', '.join(unknown)}",
             "send the job by make launch, which supports them all",
         )
-    given["code_location"] = str(given["output_path"]).rstrip("/")
     return given
+
+
+def silence_sdk() -> None:
+    """Print nothing where the SDK is imported, and no line for each of its clients."""
+    os.environ.setdefault("SAGEMAKER_SUPPRESS_V2_WARNING", "1")  # v2 is chosen knowingly
+    logging.getLogger("sagemaker.config").disabled = True  # it prints to standard output
+    logging.getLogger("botocore.credentials").setLevel(logging.WARNING)
+
+
+def session(job: Job) -> Any:
+    """A session of the SDK in the job's region, which reports nothing of its use to AWS.
+
+    The request is complete without the defaults of the SDK's configuration file.
+    """
+    import boto3
+    import sagemaker
+
+    logging.getLogger("sagemaker").setLevel(logging.CRITICAL)
+    own = boto3.Session(profile_name=aws.session()._session.profile, region_name=job.region)
+    own._session._credentials = aws.session().get_credentials()  # one code of MFA serves both
+    modules = {"TelemetryOptOut": True}
+    configuration = {"SchemaVersion": "1.0", "SageMaker": {"PythonSDK": {"Modules": modules}}}
+    return sagemaker.Session(
+        boto_session=own, sagemaker_config=configuration, default_bucket=job.bucket or None
+    )
 
 
 def inputs(job: Job) -> dict[str, Any] | None:

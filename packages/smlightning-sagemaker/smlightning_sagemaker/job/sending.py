@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from smlightning.errors import UserError
-from smlightning_sagemaker.job import aws, price, request, sent_jobs, source_archive
+from smlightning_sagemaker.job import aws, request, source_archive
 from smlightning_sagemaker.job.job import Job
 from smlightning_sagemaker.job.request import Destination
 from smlightning_sagemaker.project import Project
@@ -46,41 +46,6 @@ def fingerprint(job: Job, project: Project) -> str:
         file.seek(0)
         digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
-
-
-def agreed(job: Job, project: Project, name: str) -> bool:
-    """For the notebook: whether to send a job, after its price and its name were printed.
-
-    A name is sent once. If the same job was sent before, the user is asked; without an answer
-    nothing is sent.
-    """
-    if name in sent_jobs.remembered(project):
-        print(f"sent    {name} already")
-        return False
-    print(price.cost(job))
-    before = sent_jobs.same(project, fingerprint(job, project))
-    if not before:
-        return True
-    try:
-        answer = input(f"the same job was sent as {before}; send it again as {name}? [y/N] ")
-    except (EOFError, RuntimeError):  # a kernel without a user (StdinNotImplementedError)
-        answer = ""
-    if answer.strip().lower() in ("y", "yes"):
-        return True
-    print(f"nothing was sent: the same job was sent as {before}")
-    return False
-
-
-def job_to_follow(job: Job, project: Project, name: str) -> str:
-    """For the notebook: the job to follow, which is the last one of this project.
-
-    Returns ``name`` if it was sent; else the one before it, as after a restart of the kernel.
-    """
-    names = sent_jobs.latest(project, job.region, 1)
-    if name in sent_jobs.remembered(project) or not names:
-        return name
-    print(f"follow  {names[-1]}, the last job that was sent from here")
-    return names[-1]
 
 
 def account_destination(job: Job, *, create: bool = True) -> Destination:

@@ -27,10 +27,10 @@ from smlightning_sagemaker.preflight import (
     secrets,
     source,
 )
-from smlightning_sagemaker.preflight.summary import passed, rehearsal, summary
+from smlightning_sagemaker.preflight.summary import passed, summary
 from smlightning_sagemaker.project import Project
 
-__all__ = ["CHECKS", "all_findings", "offline_checks", "passed", "rehearsal", "run", "summary"]
+__all__ = ["CHECKS", "all_findings", "offline_checks", "passed", "run", "summary"]
 
 Check = Callable[[Job, dict[str, Any], Project], Iterator[Finding]]
 

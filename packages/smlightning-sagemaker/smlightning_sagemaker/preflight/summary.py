@@ -1,8 +1,6 @@
-"""A job in one line, the command that rehearses it, and preflight's last line."""
+"""A job in one line, and preflight's last line."""
 
-import sys
 from collections.abc import Iterable
-from pathlib import Path
 
 from smlightning.options import declared_options
 from smlightning_sagemaker.findings import Finding
@@ -11,7 +9,6 @@ from smlightning_sagemaker.job.job import UNKNOWN_HOSTS, Job
 from smlightning_sagemaker.project import Project
 
 ACCUMULATE = "accumulate_grad_batches"
-REHEARSED_HOSTS = 2  # and as many processes on each, at most
 
 
 def summary(job: Job, project: Project) -> str:
@@ -48,22 +45,3 @@ def option(job: Job, project: Project, name: str) -> int | None:
     declared = declared_options(project.options().cls).get(name)
     value = job.hyperparameters.get(name, declared.default if declared else None)
     return value if isinstance(value, int) else None
-
-
-def rehearsal(job: Job, project: Project, job_file: Path | None = None) -> list[str]:
-    """The command that simulates a job here for some batches, on at most two hosts.
-
-    Args:
-        job: as read from the file.
-        project: whose src/ is rehearsed.
-        job_file: by default the project's job.toml.
-    """
-    hosts = min(job.instance_count, REHEARSED_HOSTS)
-    processes = min(instances.gpus(job.instance_type) or 1, REHEARSED_HOSTS)
-    return [
-        *(sys.executable, "-m", "smlightning_sagemaker", "rehearse"),
-        *("--hosts", str(hosts)),
-        *("--processes", str(processes)),
-        *("--distribution", launchers.launcher(job)),
-        *("--job", str((job_file or project.job_file).resolve())),
-    ]
