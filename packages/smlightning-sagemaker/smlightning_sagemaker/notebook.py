@@ -15,7 +15,7 @@ from smlightning_sagemaker import findings, preflight
 from smlightning_sagemaker import project as projects
 from smlightning_sagemaker.follow import fetch, follow
 from smlightning_sagemaker.job import aws, estimator, price, request, sending, sent_jobs
-from smlightning_sagemaker.job.job import leaves, load
+from smlightning_sagemaker.job.job import from_table, leaves, load
 from smlightning_sagemaker.job.request import Destination
 
 PREFLIGHT, REHEARSAL = "preflight", "rehearsal"
@@ -39,7 +39,7 @@ class Launch:
         Args:
             accept: keys of errors that do not apply, as preflight prints them; "rehearsal" sends
                 the job without one.
-            changes: values of this run, by the keys of job.toml.
+            changes: values of this run, by the keys of job.toml; a table keeps its other entries.
 
         Raises:
             UserError: a value is not valid.
@@ -49,8 +49,9 @@ class Launch:
         sys.modules.pop("options", None)  # the kernel may hold an older src/options.py
         self.project = projects.find(Path.cwd())
         self._read = self._files()
-        self._changes, self._accept = changes, tuple(accept)
-        self.job = load(self.project.job_file, self.project).replace(**changes)
+        self._changed, self._accept = dict(leaves(changes)), tuple(accept)
+        table = load(self.project.job_file, self.project).model_dump(exclude_unset=True)
+        self.job = from_table(request.merge(table, changes), self.project)
         self.name = request.job_name(self.job)
         self._passed: dict[str, str] = {}  # check → fingerprint of the job that passed it
         aws.use_profile(self.job.profile)
@@ -60,7 +61,7 @@ class Launch:
         lines = []
         for key, value in leaves(self.job.model_dump(exclude_unset=True)):
             if value not in ({}, []):
-                note = "  # of this run" if key.partition(".")[0] in self._changes else ""
+                note = "  # of this run" if key in self._changed else ""
                 lines.append(f"{key:<24}{value!r}{note}")
         return "\n".join(lines)
 
