@@ -82,8 +82,8 @@ def distribution(job: Job) -> dict[str, Any] | None:
     The SDK rewrites {"pytorchddp": …} to SMDDP, which the image lacks, and rejects p5 for it.
     """
     options = launchers.flags(job).get("sagemaker_distributed_dataparallel_custom_mpi_options")
-    smddp = {"dataparallel": {"enabled": True, "custom_mpi_options": options}}
-    known = {
+    smddp: dict[str, Any] = {"dataparallel": {"enabled": True, "custom_mpi_options": options}}
+    known: dict[str, dict[str, Any]] = {
         "torch_distributed": {"torch_distributed": {"enabled": True}},
         "smddp": {"smdistributed": smddp},
     }
