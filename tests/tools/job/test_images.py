@@ -25,6 +25,7 @@ WRITTEN = date(2026, 11, 24)  # the day of the table of images
         ("ml.p4d.24xlarge", 2, "torch_distributed"),
         ("ml.g5.12xlarge", 1, "torch_distributed"),
         ("ml.g5.xlarge", 1, "none"),
+        ("ml.g5.xlarge", 2, "torch_distributed"),  # the default job
         ("ml.m5.xlarge", 1, "none"),
         ("ml.m5.xlarge", 2, "torch_distributed"),
         ("ml.g9.48xlarge", 1, "torch_distributed"),  # unknown GPUs: torchrun uses what it finds
