@@ -240,9 +240,9 @@ def run_and_print(command: list[str], folder: Path) -> int:
     # FORCE_COLOR is the kernel's, for programs that it shows on a terminal.
     plain = {key: value for key, value in os.environ.items() if key != "FORCE_COLOR"}
     argv = [sys.executable, "-u", "-m", "smlightning_sagemaker", *command]
-    with subprocess.Popen(
-        argv, cwd=folder, env=plain, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    pipes |= {"encoding": "utf-8", "errors": "replace"}
+    with subprocess.Popen(argv, cwd=folder, env=plain, **pipes) as process:
         assert process.stdout is not None
         try:
             for line in process.stdout:
