@@ -31,7 +31,6 @@ NO_AWS = {
     "AWS_CONFIG_FILE": os.devnull,
     "AWS_ACCESS_KEY_ID": "",
 }
-EPOCHS = "3"  # of the stored run
 SEND = ("send = False", "send = True")
 
 
@@ -379,9 +378,7 @@ def test_stored_outputs_are_those_of_a_run(
     Numbers, and lines that differ between two runs, are not compared.
     """
     project = with_account(bake(tmp_path))
-    job_file = project.path / "job.toml"
-    job_file.write_text(project.read("job.toml").replace("# epochs = 10", f"epochs = {EPOCHS}"))
-    train(project, tmp_path, "--epochs", EPOCHS)
+    train(project, tmp_path)
     notebook = notebook_of(project, FOLDER=str(tmp_path), AWS_DEFAULT_REGION="us-east-1")
     run_all(notebook)
     for number, cell in enumerate(CELLS, 1):
