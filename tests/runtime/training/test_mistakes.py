@@ -130,6 +130,26 @@ class LowestR2(Line):
         self.log("val/loss", self.fit_of_line)
 
 
+class Stateless(Line):
+    """Its metric would go on with the sum of the epochs before."""
+
+    class Sum(torchmetrics.Metric):
+        def __init__(self) -> None:
+            super().__init__()
+            self.total = torch.tensor(0.0)
+
+        def update(self, values: torch.Tensor) -> None:
+            self.total += values.sum()
+
+        def compute(self) -> torch.Tensor:
+            return self.total
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.lowest = torchmetrics.MinMaxMetric(torchmetrics.MeanMetric())  # its parts have states
+        self.sum = self.Sum()
+
+
 class LocalFunction(Numbers):
     def train_dataloader(self) -> DataLoader:
         collate = lambda items: default_collate(items)  # noqa: E731
@@ -151,6 +171,7 @@ class LocalFunction(Numbers):
         (ModelWithoutSuper, Numbers, "ModelWithoutSuper.__init__"),
         (OfTwoLoaders, TwoLoaders, "val/loss/dataloader_idx_0"),
         (Line, WithoutSuper, "WithoutSuper.__init__"),
+        (Stateless, Numbers, "sum (Sum) has no state"),
         (Line, LocalFunction, "by pickle: Can't pickle local object 'LocalFunction"),
         (LowestR2, Numbers, "MODE is 'min', and val/loss is torchmetrics' R2Score"),
     ],

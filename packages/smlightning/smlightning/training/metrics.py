@@ -29,6 +29,21 @@ def check_sums(model: torch.nn.Module) -> None:
             )
 
 
+def check_states(model: torch.nn.Module) -> None:
+    """Raise a UserError for an own metric without a state that torchmetrics (1.9) knows."""
+    for name, metric in model.named_modules():
+        if not isinstance(metric, torchmetrics.Metric) or metric._defaults:
+            continue
+        parts = [part for part in metric.modules() if isinstance(part, torchmetrics.Metric)]
+        own_reset = type(metric).reset is not torchmetrics.Metric.reset
+        if len(parts) == 1 and not own_reset:
+            raise UserError(
+                f"{name} ({type(metric).__name__}) has no state, so torchmetrics neither resets it "
+                "after an epoch nor adds it up over ranks",
+                'make its sums states: self.add_state("total", torch.tensor(0.0), "sum")',
+            )
+
+
 class WeightedMean(torchmetrics.Metric):
     """Sum of values × weights, divided by the sum of the weights, in float64; nan stays nan,
     whatever its weight.

@@ -33,7 +33,7 @@ from smlightning.data.exact import SETTINGS, Fetch, SeededRows, length_of, sampl
 from smlightning.errors import UserError, is_users_file
 from smlightning.options import declared_options, values_of
 from smlightning.tensors import checksums, digest
-from smlightning.training.metrics import check_sums
+from smlightning.training.metrics import check_states, check_sums
 
 SHOWN = 30  # characters of a value in an error, next to its digest
 READINGS = 8  # of the rows that are compared
@@ -200,6 +200,7 @@ class SharedMetrics(pl.Callback):
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         check_sums(pl_module)
+        check_states(pl_module)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not trainer.sanity_checking:
