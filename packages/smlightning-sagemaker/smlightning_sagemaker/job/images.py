@@ -1,9 +1,11 @@
 """AWS's Deep Learning Containers for PyTorch: three profiles, what each can start, its address."""
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 from smlightning.cluster.location import SHARDING_NEEDS
@@ -195,36 +197,9 @@ def efa_variables(job: Job) -> dict[str, str]:
     return EFA_VARIABLES if instances.efa(kind) and kind not in EFA_SET else {}
 
 
-# The account that holds the images, by region (SDK v2.257.7, image_uri_config/pytorch.json).
-_MOST_REGIONS = """
-ap-northeast-1 ap-northeast-2 ap-south-1 ap-southeast-1 ap-southeast-2 ca-central-1 eu-central-1
-eu-north-1 eu-west-1 eu-west-2 eu-west-3 sa-east-1 us-east-1 us-east-2 us-west-1 us-west-2
-""".split()  # noqa: SIM905
-REGISTRIES = {
-    **dict.fromkeys(_MOST_REGIONS, "763104351884"),
-    "af-south-1": "626614931356",
-    "ap-east-1": "871362719292",
-    "ap-east-2": "975050140332",
-    "ap-northeast-3": "364406365360",
-    "ap-south-2": "772153158452",
-    "ap-southeast-3": "907027046896",
-    "ap-southeast-4": "457447274322",
-    "ap-southeast-5": "550225433462",
-    "ap-southeast-6": "633930458069",
-    "ap-southeast-7": "590183813437",
-    "ca-west-1": "204538143572",
-    "cn-north-1": "727897471807",
-    "cn-northwest-1": "727897471807",
-    "eu-central-2": "380420809688",
-    "eu-south-1": "692866216735",
-    "eu-south-2": "503227376785",
-    "il-central-1": "780543022126",
-    "me-central-1": "914824155844",
-    "me-south-1": "217643126080",
-    "mx-central-1": "637423239942",
-    "us-gov-east-1": "446045086412",
-    "us-gov-west-1": "442386744353",
-}
+# Registries and tags, as SDK v3 knows them; packages/update_tables.py writes the file.
+TABLES: dict[str, Any] = json.loads(Path(__file__).with_name("tables.json").read_bytes())
+REGISTRIES: dict[str, str] = TABLES["registries"]  # region → account
 
 
 def profile(job: Job) -> Profile | None:
@@ -286,6 +261,14 @@ class AwsImage:
     region: str  # of its registry; empty: the public one
     repository: str
     tag: str
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether the SDK's table has the tag; of repositories other than PyTorch it has none."""
+        tag = BUILD.sub("", self.tag)
+        if self.repository == "pytorch-training":
+            return tag.startswith(tuple(TABLES["tags"][self.repository]))
+        return self.repository != "pytorch" or tag in TABLES["tags"][self.repository]
 
     @property
     def torch(self) -> Version | None:

@@ -42,6 +42,9 @@ def kind(job: Job, request: dict[str, Any], project: Project) -> Iterator[Findin
     elif "-ec2" in tag or (repository == "pytorch" and "sagemaker" not in tag):
         problem = f"{name} is for EC2, without SageMaker's toolkit"
         yield error("image", problem, "use the tag that ends in -sagemaker")
+    elif found and not found.is_listed:
+        problem = f"SageMaker's SDK knows no {name} ({images.TABLES['source']})"
+        yield warning("image", problem, f"check the tag, or {TAKE}")
     elif images.profile(job) is None:
         problem = "the Python, torch and launcher of this image are not known here"
         yield skipped("image", problem, "rehearse with the same versions")
