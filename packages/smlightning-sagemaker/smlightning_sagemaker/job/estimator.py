@@ -66,7 +66,8 @@ def resolve(job: Job, request: dict[str, Any]) -> SimpleNamespace:
         role=request["RoleArn"],
         image_uri=algorithm["TrainingImage"],
         distribution=launcher,
-        hyperparameters=job.hyperparameters if launcher else requests.hyperparameters(job),
+        # a copy, since the SDK adds to it
+        hyperparameters={**job.hyperparameters} if launcher else requests.hyperparameters(job),
         environment=request.get("Environment"),
         metric_definitions=algorithm["MetricDefinitions"],
         checkpoint_s3_uri=request.get("CheckpointConfig", {}).get("S3Uri"),
