@@ -27,7 +27,8 @@ DOCS = Path(__file__).resolve().parent
 VERDICTS = DOCS / "verdicts.svg"
 COMMAND = [sys.executable, "-m", "smlightning_sagemaker"]
 REHEARSE = ["rehearse", "--hosts", "2", "--processes", "2"]
-MISTAKE = 'distribution = "smddp"'  # of job.toml; preflight rejects it for the default instances
+# Of job.toml: preflight rejects this launcher for the default instances; their list price.
+CHANGES = {"distribution": '"smddp"', "price_per_hour": "1.408"}
 CURVES = DOCS / "curves.png"
 SHORT = ["--max_steps", "2", "--val_check_steps", "1", "--log_every", "1"]
 METRICS = "metrics"  # of a png: where its columns are kept
@@ -76,7 +77,9 @@ def environment(project: Path) -> dict[str, str]:
 def verdicts(project: Path) -> list[Text]:
     """The lines of the picture: preflight of a job with a mistake, then a rehearsal of it."""
     right = (project / "job.toml").read_text(encoding="utf-8")
-    wrong = re.sub(r"(?m)^distribution = .*", MISTAKE, right)
+    wrong = right
+    for key, value in CHANGES.items():
+        wrong = re.sub(rf"(?m)^{key} = \S+", f"{key} = {value}", wrong)
     (project / "job.toml").write_text(wrong, encoding="utf-8")
     failed = printed(project, ["preflight", "--offline"], status=1)
     (project / "job.toml").write_text(right, encoding="utf-8")
