@@ -32,6 +32,10 @@ CASES["no compression"] = {
         "OutputDataConfig": {"CompressionType": "NONE", "S3OutputPath": "s3://bucket/team"},
     },
 }
+CASES["a text that a shell would change"] = {
+    **CASES["no compression"],
+    "hyperparameters": {"dataset": "it's $HOME", "epochs": 2},
+}
 NAME = "language-id-20261123-010203"
 SRC = projects.find().src
 NOTEBOOK = SRC.parent / "launch.ipynb"

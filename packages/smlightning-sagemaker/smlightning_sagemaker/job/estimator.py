@@ -50,8 +50,8 @@ WRITTEN_OUT = """
 def resolve(job: Job, request: dict[str, Any]) -> SimpleNamespace:
     """The estimator's arguments that the account, the launcher and [request] decide, by name.
 
-    `hyperparameters` have the launcher's flags where the SDK has no `distribution` for it. `rest`
-    has tags, network, encryption, forward_stop, and members of [request].
+    `hyperparameters` have the launcher's flags, too: the SDK has no `distribution` for mpirun.
+    `rest` has tags, network, encryption, forward_stop, and members of [request].
 
     Args:
         job: that the request was built from.
@@ -60,14 +60,13 @@ def resolve(job: Job, request: dict[str, Any]) -> SimpleNamespace:
     Raises:
         UserError: [request] has a member for which the estimator has no parameter.
     """
-    launcher, algorithm = distribution(job), request["AlgorithmSpecification"]
+    algorithm = request["AlgorithmSpecification"]
     output_path = request["OutputDataConfig"]["S3OutputPath"]
     return SimpleNamespace(
         role=request["RoleArn"],
         image_uri=algorithm["TrainingImage"],
-        distribution=launcher,
-        # a copy, since the SDK adds to it
-        hyperparameters={**job.hyperparameters} if launcher else requests.hyperparameters(job),
+        distribution=distribution(job),
+        hyperparameters=requests.hyperparameters(job),
         environment=request.get("Environment"),
         metric_definitions=algorithm["MetricDefinitions"],
         checkpoint_s3_uri=request.get("CheckpointConfig", {}).get("S3Uri"),
