@@ -222,6 +222,65 @@ def test_what_may_be_meant_is_a_warning_before_training(
     assert len(warnings) == bool(warning) and "".join(warnings).startswith(warning)
 
 
+class Replaced(Line):
+    def on_train_epoch_start(self) -> None:
+        self.net[2] = torch.nn.Linear(self.width, 1)
+
+
+class Unstepped(Manual):
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), 0.1)
+        return [optimizer, optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
+
+
+class Stepped(Unstepped):
+    def on_train_epoch_end(self) -> None:
+        scheduler: Any = self.lr_schedulers()
+        scheduler.step()
+
+
+class NeverReset(Line):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.error.update(self.loss(batch))
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("val/loss", self.error.compute())
+
+
+class Reset(NeverReset):
+    def on_validation_epoch_start(self) -> None:
+        self.error.reset()
+
+
+class Shared(Line):
+    """One metric for training and validation."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        self.error.update(loss)
+        self.log("train/error", self.error, on_epoch=True, on_step=False)
+        return loss
+
+
+@pytest.mark.parametrize(
+    ("model", "warning"),
+    [
+        (Replaced, LEFT_OUT),
+        (Unstepped, "warning: no learning rate scheduler was stepped"),
+        (Stepped, ""),
+        (NeverReset, "warning: error is not reset before the validation"),
+        (Reset, ""),
+        (Shared, "warning: error is not reset before the validation"),
+    ],
+)
+def test_what_an_epoch_shows_is_one_warning(
+    model: type, warning: str, fit: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(model, epochs=3)
+    warnings = [x for x in capsys.readouterr().err.splitlines() if x.startswith("warning")]
+    assert len(warnings) == bool(warning) and "".join(warnings).startswith(warning)
+
+
 class Clipped(Manual):
     def training_step(self, batch: Any, batch_idx: int) -> None:
         super().training_step(batch, batch_idx)

@@ -9,6 +9,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities.model_helpers import is_overridden
+from torchmetrics import Metric
 
 from smlightning.data.workers import LostBatches
 from smlightning.errors import UserError, other_lightning
@@ -26,6 +27,7 @@ def training_checks(data_divided: bool = True) -> list[pl.Callback]:
         DividedStream(),
         StepCheck(),
         SharedMetrics(),
+        FreshMetrics(),
         LostBatches(),
     ]
     return [DividedData(), *checks] if data_divided else checks
@@ -126,12 +128,55 @@ def doubts(
         )
 
 
+class FreshMetrics(pl.Callback):
+    """Warns once of a torchmetrics object that an evaluation adds to earlier batches.
+
+    One whose ``compute()`` is logged, and which nobody resets, covers all epochs; one that training
+    uses, too, covers both.
+    """
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] | None = None  # of updates, before this evaluation
+        self.warned = False
+
+    def on_validation_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any, **__: Any
+    ) -> None:
+        """All hooks that may reset a metric have been called."""
+        if self.counts is None:
+            self.counts = updates(pl_module)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        before, self.counts = self.counts or {}, None
+        now = updates(pl_module)
+        added_to = [name for name, count in before.items() if 0 < count < now.get(name, 0)]
+        if added_to and not self.warned and trainer.is_global_zero:
+            self.warned = True
+            stage = "test" if trainer.testing else "validation"
+            print(
+                f"warning: {added_to[0]} is not reset before the {stage} and covers earlier "
+                f"batches, too; log the metric itself, call {added_to[0]}.reset() after compute(), "
+                "or use one metric for each stage",
+                file=sys.stderr,
+            )
+
+    on_test_batch_start = on_validation_batch_start
+    on_test_end = on_validation_end
+
+
+def updates(model: torch.nn.Module) -> dict[str, int]:
+    """How often each torchmetrics object was updated since its reset."""
+    modules = model.named_modules()
+    return {name: each.update_count for name, each in modules if isinstance(each, Metric)}
+
+
 class StepCheck(pl.Callback):
     """Rejects a training without an optimizer, and one whose steps return no loss."""
 
     def __init__(self) -> None:
+        self.looked = False  # at the optimizers
         self.has_loss = False
-        self.batches = 0  # until one had a loss
+        self.batches = 0  # of this run
 
     def state_dict(self) -> dict[str, Any]:
         """A resumed run may have only batches left that training_step skips on purpose."""
@@ -140,7 +185,13 @@ class StepCheck(pl.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.has_loss = state_dict["has_loss"]
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Look once before the first step, when hooks may have replaced layers."""
+        if self.looked:
+            return
+        self.looked = True
         trained = {id(weights) for weights in pl_module.parameters()}
         optimized = {
             id(weights)
@@ -181,6 +232,17 @@ class StepCheck(pl.Callback):
     ) -> None:
         self.batches += 1
         self.has_loss |= not pl_module.automatic_optimization or bool(outputs)
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
+        if trainer.current_epoch != 1 or pl_module.automatic_optimization or not schedulers:
+            return
+        if trainer.is_global_zero and all(each.last_epoch == 0 for each in schedulers):
+            print(
+                "warning: no learning rate scheduler was stepped in the first epoch; in manual "
+                "optimization, call self.lr_schedulers().step() yourself",
+                file=sys.stderr,
+            )
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Called also if ``max_steps``, ``max_time`` or early stopping ends the epoch before."""
