@@ -38,6 +38,15 @@ except errors.UserError as error:
 LIMIT = 8  # seconds in which the ranks have to connect
 
 
+def test_torch_for_cpus_on_a_host_with_a_gpu_is_a_warning(tmp_path: Path, monkeypatch) -> None:
+    assert not session.unused_gpu(tmp_path / "nvidia0")
+    (tmp_path / "nvidia0").touch()
+    monkeypatch.setattr("torch.version.cuda", None)
+    assert "make setup TORCH=cuda" in session.unused_gpu(tmp_path / "nvidia0")
+    monkeypatch.setattr("torch.version.cuda", "13.3")
+    assert not session.unused_gpu(tmp_path / "nvidia0")
+
+
 def test_all_ranks_connect_and_one_that_differs_or_is_missing_ends_all(tmp_path: Path) -> None:
     """All cases at once: most of their time is waiting."""
     cases: dict[str, dict[str, Any]] = {

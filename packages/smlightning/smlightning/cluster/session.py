@@ -112,7 +112,8 @@ def _connect(cluster: Cluster) -> Ranks:
         versions = ", ".join(" ".join(pair) for pair in _versions().items())
         _print_table(infos)
         print(f"launcher: {cluster.launcher}; {versions}", flush=True)
-        if unused := slurm.unused(os.environ, cluster.world_size, cluster.num_nodes):
+        tasks = slurm.unused(os.environ, cluster.world_size, cluster.num_nodes)
+        for unused in filter(None, (tasks, unused_gpu())):
             print(f"warning: {unused}", flush=True)
     if found:
         raise ClusterError(*found)
@@ -131,6 +132,17 @@ def _versions() -> dict[str, str]:
         "lightning": pytorch_lightning.__version__,
         "smlightning": __version__,
     }
+
+
+def unused_gpu(gpu: Path = Path("/dev/nvidia0")) -> str:
+    """A sentence if this host has an NVIDIA GPU that its torch cannot use; else empty.
+
+    The environment may come from a machine without a GPU, where `make` takes torch for CPUs.
+    """
+    if torch.version.cuda or not gpu.exists():
+        return ""
+    problem = f"this host has an NVIDIA GPU, and torch {torch.__version__} no CUDA"
+    return f"{problem}; install another torch: make setup TORCH=cuda"
 
 
 def _connect_seconds(text: str) -> float:
