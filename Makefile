@@ -15,7 +15,7 @@ export MYPY_CACHE_DIR := $(CURDIR)/$(VENV)/mypy_cache
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: help demo test package-tests template-tests elsewhere lint types docs reference pictures images bench gpu wheels \
-  stress clean project
+  stress outputs clean project
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -93,6 +93,9 @@ reference: $(VENV)/.tests  ## write the page of options, keys, images and comman
 
 pictures: $(VENV)/.tests  ## draw the README's pictures from real runs; ARGS=--check fails if one is stale
 	$(BIN)/python docs/pictures.py $(ARGS)
+
+outputs: $(VENV)/.tests  ## run launch.ipynb, and keep its outputs in it
+	UPDATE_NOTEBOOK=1 $(BIN)/python -m pytest -n 0 -m long -k stored_outputs_are tests/template/test_notebook.py
 
 images: $(VENV)/.tests  ## each image of the table proven with its own torch: make images ARGS="smddp current"
 	PYTHONPATH='$(RUNTIME):tests:tests/template' $(BIN)/python -m images.prove $(ARGS)

@@ -1,7 +1,7 @@
 """launch.ipynb in a real Jupyter kernel, as a whole and out of order, against a simulated AWS.
 
 The notebook keeps the outputs of such a run, so that a reader sees what success looks like:
-`UPDATE_NOTEBOOK=1 make test ARGS="-m long -k stored_outputs"` makes them anew.
+`make outputs` makes them anew.
 """
 
 import ast
