@@ -38,7 +38,7 @@ GROUPS = {  # command: the groups of pyproject.toml that it installs; with tools
     "rehearse": {"train", "tools", "open-mpi"},
     "preflight": {"train", "tools", "open-mpi", "lock"},
     "launch": {"train", "tools", "open-mpi", "lock"},
-    "notebook": {"train", "tools", "open-mpi", "notebook"},
+    "notebook": {"train", "tools", "open-mpi", "lock", "notebook"},
     "test": {"train", "tools", "open-mpi", "dev"},
 }
 
