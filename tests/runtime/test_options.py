@@ -64,6 +64,12 @@ def test_an_option_may_be_a_list(kind: Any) -> None:
         parse_command_line(mine, ["--shares", "0.2,0.5"])
 
 
+def test_a_class_of_options_without_its_decorator_is_an_error() -> None:
+    mine = type("Mine", (options_class(),), {"__annotations__": {"depth": int}})
+    with pytest.raises(UserError, match=r"Mine of src.options\.py is not a dataclass"):
+        parse_command_line(mine, ["--depth", "2"])
+
+
 def test_an_option_may_be_a_dict() -> None:
     mine = options_class(weights=(dict[str, Ratio], option({"a": 0.5}, "of each label")))
     for argv, expected in (
@@ -146,7 +152,7 @@ def test_a_wrong_command_line_has_the_option_and_its_value(
 def test_the_nearest_option_knows_names_of_other_trainers() -> None:
     names = ["lr", "lr_scaling", "epochs"]
     assert nearest_option("learning_rate", names) == nearest_option("learning-rate", names) == "lr"
-    assert nearest_option("epoch", names) == "epochs"
+    assert nearest_option("epoch", names) == nearest_option("EPOCHS", names) == "epochs"
     assert nearest_option("learning_rate", ["epochs"]) == nearest_option("zzz", names) == ""
 
 

@@ -91,6 +91,8 @@ def as_user_error(error: BaseException) -> UserError | None:
             f"not enough memory on {_whose_memory(error)} ({root_cause(error)})",
             MORE_MEMORY,
         )
+    if re.match(r"(Data|Model)\.__init__\(\) got an unexpected keyword", str(error)):
+        return UserError(str(error), "it gets every option: def __init__(self, **options)")
     if "pickle" in str(error) and _is_raised_in(error, "dump"):  # multiprocessing.reduction's
         return UserError(
             f"a loader's workers get what it holds by pickle: {error}",

@@ -108,8 +108,11 @@ def declared_options(cls: type) -> dict[str, Option]:
     """Every option of the class by its name.
 
     Raises:
-        UserError: an option has no default with an explanation.
+        UserError: the class is no dataclass, or an option has no default with an explanation.
     """
+    if "__dataclass_fields__" not in vars(cls):
+        hint = f"write @dataclass(frozen=True) above class {cls.__name__}"
+        raise UserError(f"{cls.__name__} of src/options.py is not a dataclass", hint)
     types = get_type_hints(cls)
     options: dict[str, Option] = {}
     for declaration in fields(cls):
@@ -329,11 +332,11 @@ ELSEWHERE = {
 
 def nearest_option(name: str, options: Iterable[str]) -> str:
     """The option with the nearest name, or with this meaning; empty if there is none."""
-    known = list(options)
-    meant = ELSEWHERE.get(name.replace("-", "_").lower(), "")
+    known, plain = list(options), name.replace("-", "_").lower()
+    meant = ELSEWHERE.get(plain, "")
     if meant in known:
         return meant
-    return next(iter(difflib.get_close_matches(name, known, 1)), "")
+    return next(iter(difflib.get_close_matches(plain, known, 1)), "")
 
 
 def check_monitor_name(monitor: object) -> None:

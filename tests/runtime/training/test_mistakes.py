@@ -130,6 +130,14 @@ class LowestR2(Line):
         self.log("val/loss", self.fit_of_line)
 
 
+class FewOptions(Numbers):
+    def __init__(self, batch_size: int = 8) -> None:
+        super().__init__()
+
+
+FewOptions.__init__.__qualname__ = "Data.__init__"
+
+
 class Stateless(Line):
     """Its metric would go on with the sum of the epochs before."""
 
@@ -171,6 +179,7 @@ class LocalFunction(Numbers):
         (ModelWithoutSuper, Numbers, "ModelWithoutSuper.__init__"),
         (OfTwoLoaders, TwoLoaders, "val/loss/dataloader_idx_0"),
         (Line, WithoutSuper, "WithoutSuper.__init__"),
+        (Line, FewOptions, "def __init__(self, **options)"),
         (Stateless, Numbers, "sum (Sum) has no state"),
         (Line, LocalFunction, "by pickle: Can't pickle local object 'LocalFunction"),
         (LowestR2, Numbers, "MODE is 'min', and val/loss is torchmetrics' R2Score"),
