@@ -26,7 +26,7 @@ from rich.text import Text
 DOCS = Path(__file__).resolve().parent
 VERDICTS = DOCS / "verdicts.svg"
 COMMAND = [sys.executable, "-m", "smlightning_sagemaker"]
-REHEARSE = ["rehearse", "--hosts", "2", "--processes", "2"]
+REHEARSE = ["rehearse"]
 # Of job.toml: preflight rejects this launcher for the default instances; their list price.
 CHANGES = {"distribution": '"smddp"', "price_per_hour": "1.408"}
 CURVES = DOCS / "curves.png"
@@ -55,10 +55,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="pictures-") as folder:
         project = generate(Path(folder))
         lines = verdicts(project)
+        if not check:
+            VERDICTS.write_text(svg(lines), encoding="utf-8")
         metrics = train(project, check)
         if check:
             return report([*stale_lines(lines), *stale_curves(metrics)])
-        VERDICTS.write_text(svg(lines), encoding="utf-8")
         keep_curves(project / "outputs" / "curves.png", metrics)
     return 0
 
