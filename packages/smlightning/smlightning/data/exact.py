@@ -472,6 +472,9 @@ class Stream:
             )
         try:
             self.loader.load_state_dict(copy.deepcopy(resumed["state"]))
+            # torchdata's makes an iterator that has ended, and then another one, with random
+            # numbers for each; so the first one is made before they are seeded.
+            self.loader.state_dict()
         except Exception as error:  # each library has its own
             raise UserError(
                 f"{type(self.loader).__name__} does not accept its state from the checkpoint "

@@ -12,6 +12,7 @@ from torch.utils.data import SequentialSampler
 
 from smlightning import torch_files
 from smlightning.cluster import collectives
+from smlightning.data.batches import GlobalBatches
 from smlightning.data.exact import (
     ExactBatches,
     Stream,
@@ -39,7 +40,7 @@ class ExactLoaders(pl.Callback):
         self.seed = seed
         self.epoch = 0
         self.batches = 0  # that a rank has trained on in this epoch
-        self.accumulate = 1
+        self.accumulate = self.world_size = 1
         self.orders: list[list[int]] = []  # of the batches that were trained on last
         self.samples: list[int] = []  # of each stream, in the first epoch that was trained whole
         self.resumed: dict[str, Any] | None = None
@@ -50,7 +51,7 @@ class ExactLoaders(pl.Callback):
     # In a checkpoint
 
     def state_dict(self) -> dict[str, Any]:
-        names = ("epoch", "batches", "accumulate", "samples")
+        names = ("epoch", "batches", "accumulate", "samples", "world_size")
         state = {name: getattr(self, name) for name in names}
         return {**state, "orders": self._orders() if self.batches else self.orders}
 
@@ -114,7 +115,8 @@ class ExactLoaders(pl.Callback):
             if trainer.accumulate_grad_batches != then["accumulate"]:
                 batches = ceil(batches / then["accumulate"]) * trainer.accumulate_grad_batches
             number = sum(isinstance(sampler_of(each), ExactBatches) for each in self.loaders)
-            orders = then["orders"] if isinstance(sampler, ExactBatches) else []
+            same_ranks = then["world_size"] == trainer.world_size
+            orders = then["orders"] if same_ranks and isinstance(sampler, ExactBatches) else []
             expected = orders[number] if number < len(orders) else (0, 0)
             sampler.start_at(self.epoch, batches, tuple(expected))
         else:
@@ -128,9 +130,19 @@ class ExactLoaders(pl.Callback):
         """All training loaders are made: reject a resumed run with others than before."""
         self.accumulate = trainer.accumulate_grad_batches
         self.batches = loop.batches_of_epoch(trainer)
-        if self.resumed is not None:
-            check_count(self.saved, len(self._streams()))
+        self.world_size = trainer.world_size
         self.prepared = 0
+        if self.resumed is None:
+            return
+        check_count(self.saved, len(self._streams()))
+        before = self.resumed["world_size"]
+        any_ranks = all(isinstance(sampler_of(loader), GlobalBatches) for loader in self.loaders)
+        if before != self.world_size and not any_ranks and trainer.is_global_zero:
+            print(
+                f"resume: inexact: the checkpoint is of {before} ranks, and this run has "
+                f"{self.world_size}: samples come in another order, except from batches.loader",
+                flush=True,
+            )
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.prepared = 0
