@@ -4,10 +4,13 @@ A test gives a rank's function by name, since processes get no functions of a te
 """
 
 import functools
+import os
 import random
+import secrets
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +23,7 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     Sampler,
+    Subset,
     SubsetRandomSampler,
     WeightedRandomSampler,
     get_worker_info,
@@ -28,10 +32,11 @@ from torch.utils.data._utils import worker as loader_worker
 
 import dist
 import small_training
+from options import Options
 from smlightning.cluster import collectives, session
 from smlightning.data import rng
 from smlightning.errors import described
-from smlightning.training import loaders
+from smlightning.training import loaders, rank_checks
 from smlightning.training.buckets import BucketOrder
 from smlightning.training.checks import training_checks
 from smlightning.training.seeds import StepSeed
@@ -173,16 +178,17 @@ def train(
     model: type = Seen,
     data: type = Rows,
     logger: Any = False,
+    strategy: tuple[Any, ...] = ("ddp",),
     **options: Any,
 ) -> None:
     """Two epochs with these callbacks."""
     pl.seed_everything(seed, verbose=False)
     module = model()
     with dist.session() as cluster:
-        strategy, devices, num_nodes = dist.get_initialization_info()
+        chosen, devices, num_nodes = dist.get_initialization_info(*strategy)
         trainer = pl.Trainer(
             accelerator=cluster.accelerator,
-            strategy=strategy,
+            strategy=chosen,
             devices=devices,
             num_nodes=num_nodes,
             max_epochs=2,
@@ -307,7 +313,99 @@ class Drifting(Seen):
             self.weight += batch[1].float().mean()
 
 
+class OtherRows(Rows):
+    """An order of rows for each process, as of a set of texts; equally many."""
+
+    def train_dataloader(self) -> DataLoader:
+        rank = torch.distributed.get_rank()
+        order = [(row + rank) % ROWS for row in range(ROWS)]
+        return DataLoader(Subset(Noisy(), order), SIZE, num_workers=1)
+
+
+class OtherRandomness(Rows):
+    """Rows that each process changes by random numbers of its own, which nobody can seed."""
+
+    class Shaken(Noisy):
+        def __getitem__(self, row: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            number, drawn = super().__getitem__(row)
+            return number, drawn + secrets.randbelow(2)
+
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(self.Shaken(), SIZE)
+
+
+class Uneven(IterableDataset):
+    """Other rows on each rank, and more on rank 1."""
+
+    def __iter__(self) -> Iterator[Any]:
+        rank = torch.distributed.get_rank()
+        for row in range(rank, 12 + 12 * rank, 2):
+            yield torch.tensor(row), torch.full((3,), float(row))
+
+
+class UnevenStreams(Rows):
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(Uneven(), SIZE)
+
+
+class Unused(Seen):
+    """A layer that no loss needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.extra = torch.nn.Linear(1, 1)
+
+
+class Table(Seen):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.zeros(3, dtype=torch.int16))
+
+
+class OtherRate(NoisyLine):
+    """Another learning rate on rank 1, in a network without equal layers."""
+
+    def on_train_epoch_end(self) -> None:
+        optimizer: Any = self.optimizers()
+        optimizer.param_groups[0]["lr"] *= 1 + self.global_rank
+
+
+class OtherReplica(NoisyLine):
+    """A shard of the second replica is changed."""
+
+    def on_train_epoch_end(self) -> None:
+        if self.global_rank == 3:
+            with torch.no_grad():
+                self.net[0].weight.to_local().add_(1)
+
+
+class Statistics(Seen):
+    """Manual optimization, and BatchNorm's statistics after the last validation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.net = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.BatchNorm1d(1))
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer: Any = self.optimizers()
+        optimizer.zero_grad()
+        normed = self.net(batch[1][:, :1].float())
+        self.manual_backward(super().training_step(batch, batch_idx) + normed.mean())
+        optimizer.step()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.draws = [[self.net[1].running_mean.tolist()]]
+
+
 MISTAKES: dict[str, tuple[type, type, str]] = {
+    "rows": (Seen, OtherRows, "shuffled"),
+    "own randomness": (Seen, OtherRandomness, "shuffled"),
+    "uneven streams": (Seen, UnevenStreams, "shuffled"),
+    "unused layer": (Unused, Rows, "shuffled"),
+    "type": (Table, Rows, "shuffled"),
+    "learning rate": (OtherRate, Rows, "shuffled"),
+    "replica": (OtherReplica, Rows, "shuffled"),
     "labels": (Seen, OtherLabels, "shuffled"),
     "undivided stream": (Seen, UndividedStream, "shuffled"),
     "validation": (Validated, OtherValidation, "shuffled"),
@@ -321,8 +419,31 @@ def make_mistake(write: Callable[[Record], Any], name: str) -> None:
     model, data, kind = MISTAKES[name]
     problem = ""
     callbacks = [loaders.ExactLoaders(5), StepSeed(5), BucketOrder(), *training_checks()]
+    rank_checks.END_SECONDS = 1.0
     try:
-        train(write, kind, callbacks, model=model, data=data)
+        train(
+            write, kind, callbacks, model=model, data=data, strategy=STRATEGIES.get(name, ("ddp",))
+        )
+    except Exception as error:
+        problem = described(error)
+    write({"problem": problem})
+
+
+STRATEGIES: dict[str, tuple[Any, ...]] = {"learning rate": ("fsdp",), "replica": ("fsdp", 2)}
+
+
+def start_differently(write: Callable[[Record], Any], what: str) -> None:
+    """Record the line that ends a start with other options or another file on rank 1."""
+    rank, problem = int(os.environ["RANK"]), ""
+    if what == "file":
+        file = Path(f"own{rank}.py").absolute()
+        file.write_text(f"NUMBER = {rank}")
+        sys.modules["own"] = ModuleType("own")
+        sys.modules["own"].__file__ = str(file)
+    options = Options(**({"lr": 0.1 * (rank + 1)} if what == "option" else {}), log_every=rank + 1)
+    try:
+        with session.session():
+            rank_checks.check_start(options)
     except Exception as error:
         problem = described(error)
     write({"problem": problem})

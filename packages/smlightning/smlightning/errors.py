@@ -229,7 +229,7 @@ def described(error: BaseException) -> str:
 
 def is_users_file(file: str) -> bool:
     """Whether code is the project's own, not Python's, a library's, the package's or generated."""
-    installed = {"site-packages", "dist-packages"} & set(Path(file).parts)
+    installed = re.search(r"[\\/](site|dist)-packages[\\/]", file)
     return not installed and not file.startswith((PACKAGE, STANDARD_LIBRARY, "<"))
 
 

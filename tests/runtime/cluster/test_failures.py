@@ -171,6 +171,23 @@ def test_ranks_that_hang_end_with_their_stacks_and_the_line_of_each(tmp_path: Pa
         assert f"stacks of rank {number} on host" in log and f"error: {cause}" in log
 
 
+HANGS_EARLY = """
+Model.setup = lambda model, stage: time.sleep(100 * RANK)
+
+with dist.session():
+    fit(hang_seconds=0.4)
+"""
+
+
+def test_ranks_that_hang_before_training_end_after_ten_times_as_long(tmp_path: Path) -> None:
+    statuses, said = forked.wait_for_all(start(tmp_path, HANGS_EARLY), 60)
+    assert statuses == (1, 1), said
+    for number in range(2):
+        cause = (tmp_path / f"output{number}" / "failure").read_text()
+        line = r"rank 1 on host algo-2 was in before training, job\.py:\d+ "
+        assert cause.startswith("no progress for 4 s: ") and re.search(line, cause), cause
+
+
 ABORTED = """
 from smlightning.cluster import signals
 signals.install()

@@ -10,13 +10,28 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from rank_training import MISTAKES, make_mistake, ranks
+from rank_training import (
+    MISTAKES,
+    Evaluated,
+    Statistics,
+    make_mistake,
+    ranks,
+    start_differently,
+    train_here,
+)
 from smlightning.cluster import collectives, exchange
 from smlightning.errors import UserError
 from smlightning.tensors import checksums, digest
 from smlightning.training import rank_checks
 
+LONG = [pytest.param("replica", marks=pytest.mark.long)]
 WORDS = {
+    "rows": "the digest of training loader 0's first and last rows is ",
+    "uneven streams": "rank 0 on host localhost has no training batch after batch 3 of epoch 0",
+    "unused layer": "did not use extra.weight, extra.bias, and DDP",
+    "type": "table (torch.int16) cannot be sent between ranks by gloo",
+    "learning rate": "an option of optimizer 0, such as lr, differs between rank 0",
+    "replica": "net.0.weight differs between rank 1 on host localhost and rank 3",
     "labels": "OtherLabels.labels",
     "undivided stream": "Ranks 0, 1 of 2",
     "validation": "validation batches of loader 0 is 3 on rank 1 on host localhost, and 4",
@@ -24,9 +39,9 @@ WORDS = {
 }
 
 
-@pytest.mark.parametrize("name", MISTAKES)
+@pytest.mark.parametrize("name", [*(name for name in MISTAKES if name != "replica"), *LONG])
 def test_a_mistake_on_two_ranks_ends_both_in_one_sentence(name: str, tmp_path: Path) -> None:
-    records = ranks(make_mistake, tmp_path, 2, name=name)
+    records = ranks(make_mistake, tmp_path, 4 if name == "replica" else 2, name=name)
     expected = WORDS.get(name, "")
     for record in records:
         assert expected in record["problem"] and bool(record["problem"]) is bool(expected), record
@@ -35,6 +50,28 @@ def test_a_mistake_on_two_ranks_ends_both_in_one_sentence(name: str, tmp_path: P
         ["train/own", "val/own"] if name == "none" else [""]
     ), "once"
     assert not warned[1], "only rank 0 warns"
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("option", "--lr is 0.2 on rank 1 on host localhost, and 0.1 on rank 0 on host localhost"),
+        ("file", "own.py is of SHA-256"),
+        ("", ""),
+    ],
+)
+def test_ranks_that_start_differently_end_before_training(
+    what: str, words: str, tmp_path: Path
+) -> None:
+    """Free options, here log_every, may differ."""
+    for record in ranks(start_differently, tmp_path, 2, what=what):
+        assert words in record["problem"] and bool(record["problem"]) is bool(words), record
+
+
+def test_manual_optimization_keeps_the_statistics_of_batchnorm_equal(tmp_path: Path) -> None:
+    parts = {"model": Statistics, "data": Evaluated}
+    first, second = ranks(train_here, tmp_path, 2, kind="shuffled", **parts)
+    assert first["draws"] == second["draws"] != [[[0.0]]]
 
 
 @pytest.fixture

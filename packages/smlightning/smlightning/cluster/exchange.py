@@ -14,7 +14,7 @@ from smlightning.cluster import ending
 from smlightning.cluster.location import Cluster, ClusterError
 from smlightning.cluster.store import Ranks, RankStore
 
-POLL_SECONDS = 0.001  # at first; then doubled, at most to that of ending.py
+POLL_SECONDS = 0.01  # at first; then doubled, at most to that of ending.py
 SHOWN = 60  # characters of a value in an error
 
 

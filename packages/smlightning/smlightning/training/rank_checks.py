@@ -262,10 +262,10 @@ def user_files() -> dict[str, str]:
     """Digests of the imported files of the project, by name."""
     digests = {}
     for name, module in list(sys.modules.items()):
-        path = Path(getattr(module, "__file__", None) or "")
-        if path.suffix == ".py" and path.is_file() and is_users_file(str(path)):
-            content = hashlib.sha256(path.read_bytes())
-            label = path.name if name == "__main__" else f"{name.replace('.', '/')}.py"
+        file = getattr(module, "__file__", None) or ""
+        if file.endswith(".py") and is_users_file(file) and Path(file).is_file():
+            content = hashlib.sha256(Path(file).read_bytes())
+            label = Path(file).name if name == "__main__" else f"{name.replace('.', '/')}.py"
             digests[label] = f"of SHA-256 {content.hexdigest()[:8]}"
     return digests
 
