@@ -32,7 +32,8 @@ Call = tuple[str, str, dict[str, Any]]  # service, operation, parameters
 def infra(name: str) -> str:
     """A file of infra/ in a project whose name is `words`."""
     text = (checkout.PROJECT / "infra" / name).read_text(encoding="utf-8")
-    return jinja2.Template(text).render(cookiecutter={"project_slug": "words"})
+    answers = {"project_slug": "words", "instance_type": "ml.p4d.24xlarge"}
+    return jinja2.Template(text).render(cookiecutter=answers)
 
 
 def policy(name: str) -> dict[str, Any]:
@@ -94,7 +95,9 @@ def needs_of(call: Call, key: str) -> Iterator[Need]:
     resource = "*" if operation in WITHOUT_RESOURCES else arns.get(service, "*")
     if operation == "CreateTrainingJob":
         kind = given["ResourceConfig"]["InstanceType"]
-        yield action, resource, (("sagemaker:InstanceTypes", kind),)
+        seconds = str(given["StoppingCondition"]["MaxRuntimeInSeconds"])
+        limits = (("sagemaker:InstanceTypes", kind), ("sagemaker:MaxRuntimeInSeconds", seconds))
+        yield action, resource, limits
         yield "sagemaker:AddTags", resource, ()
         passed = (("iam:PassedToService", "sagemaker.amazonaws.com"),)
         yield "iam:PassRole", given["RoleArn"], passed
@@ -243,6 +246,7 @@ OPTIONS = {
     "ExpireDays": "30",
     "GitHubRepository": "me@12/words@3456",
     "Email": "me@example.com",
+    "EmailKey": f"arn:aws:kms:{REGION}:{ACCOUNT}:key/mail",
 }
 
 
@@ -282,6 +286,25 @@ def test_the_stacks_policies_are_those_of_the_other_files(aws):
             types = statement.get("Condition", {}).get("ForAllValues:StringLike", {})
             types.update({key: listed(value) for key, value in types.items()})
         assert found == policy(file)["Statement"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "seconds", "allowed"),
+    [
+        ("ml.p4d.24xlarge", "86400", True),
+        ("ml.p5.48xlarge", "60", False),
+        ("ml.p4d.24xlarge", "86401", False),
+    ],
+)
+def test_who_sends_is_limited_to_types_and_seconds(kind: str, seconds: str, allowed: bool):
+    limits = {"sagemaker:InstanceTypes": kind, "sagemaker:MaxRuntimeInSeconds": seconds}
+    job = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:training-job/{NAME}"
+    action = "sagemaker:CreateTrainingJob"
+    assert allows(policy("sender-policy.json"), action, job, limits) == allowed
+
+
+def test_nobodys_keys_in_the_shared_bucket_are_listed():
+    assert not allows(policy("sender-policy.json"), "s3:ListBucket", f"arn:aws:s3:::{BUCKET}", {})
 
 
 def test_the_stack_creates_a_bucket_only_if_one_is_named(aws):
@@ -357,6 +380,8 @@ def test_the_end_of_each_job_of_the_project_is_mailed(aws):
     (target,) = events.list_targets_by_rule(Rule=rule["Name"])["Targets"]
     (topic,) = aws.client("sns").list_topics()["Topics"]
     assert target["Arn"] == topic["TopicArn"]
+    facts = aws.client("sns").get_topic_attributes(TopicArn=topic["TopicArn"])["Attributes"]
+    assert facts["KmsMasterKeyId"] == OPTIONS["EmailKey"]
 
 
 @pytest.mark.long

@@ -112,7 +112,7 @@ def test_one_code_of_mfa_serves_all_clients_of_a_command(
     asked = record(monkeypatch)
     monkeypatch.setattr("smlightning_sagemaker.job.job.load", lambda *_: good)
     assert main(SUBMIT) == 0, capsys.readouterr()
-    assert {"AssumeRole", "HeadBucket", "CreateTrainingJob"} <= asked.keys()
+    assert {"AssumeRole", "CreateTrainingJob"} <= asked.keys()
     assert len(prompts) == 1
 
 

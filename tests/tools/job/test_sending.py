@@ -66,7 +66,7 @@ def test_the_default_bucket_is_created_once(aws: Any) -> None:
 def test_another_accounts_default_bucket_is_refused(
     aws: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record(monkeypatch, HeadBucket=refusal("403", "HeadBucket"))
+    record(monkeypatch, GetBucketLocation=refusal("AccessDenied", "GetBucketLocation"))
     with pytest.raises(UserError) as raised:
         sending.account_destination(GOOD.replace(bucket=""))
     assert "bucket" in raised.value.hint

@@ -31,6 +31,8 @@ def holds(operator: str, value: str | None, wanted: list[str]) -> bool:
         return operator.startswith("ForAllValues:")
     if operator == "StringEquals":
         return value in wanted
+    if operator == "NumericLessThanEquals":
+        return any(float(value) <= float(most) for most in wanted)
     assert operator.removeprefix("ForAllValues:") == "StringLike"
     return any(fnmatchcase(value, pattern) for pattern in wanted)
 

@@ -71,7 +71,7 @@ def test_a_proxys_answer_in_html_is_one_line(aws, good, monkeypatch):
     record(monkeypatch, HeadBucket=html)
     assert levels(good) == [("skipped", "data")]
     record(monkeypatch, GetCallerIdentity=html)
-    assert of_account(good) == [("error", "AWS")]
+    assert of_account(good) == [("skipped", "AWS")]
     monkeypatch.setattr("smlightning_sagemaker.job.job.load", lambda *_: good)
     assert main(["submit", "--yes"]) == 1
 

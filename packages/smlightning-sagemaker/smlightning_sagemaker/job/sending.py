@@ -114,14 +114,14 @@ def ensure_bucket(job: Job, destination: Destination) -> None:
     account = name.rpartition("-")[2]
     s3 = aws.client("s3", region)
     try:
-        s3.head_bucket(Bucket=name, ExpectedBucketOwner=account)
+        s3.get_bucket_location(Bucket=name, ExpectedBucketOwner=account)
     except ClientError as failure:
-        if aws.code(failure) == "403":
+        if aws.denied(failure):
             raise UserError(
-                f"bucket {name} belongs to another account, or these credentials may not list it",
-                "set bucket in job.toml to your own bucket, or ask for s3:ListBucket",
+                f"bucket {name} is another account's, or these credentials may not look at it",
+                "set bucket in job.toml to your own bucket, or ask for s3:GetBucketLocation",
             ) from failure
-        if aws.code(failure) != "404":
+        if aws.code(failure) != "NoSuchBucket":
             raise
         where = {} if region == "us-east-1" else {"LocationConstraint": region}
         s3.create_bucket(Bucket=name, **({"CreateBucketConfiguration": where} if where else {}))

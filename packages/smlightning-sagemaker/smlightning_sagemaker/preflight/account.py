@@ -35,6 +35,7 @@ CHECKS: dict[str, Check] = {
 def destination(job: Job) -> tuple[Destination | None, list[Finding]]:
     """The role and the bucket in the account; without them None, and the finding why."""
     from botocore.exceptions import NoCredentialsError
+    from botocore.parsers import ResponseParserError
 
     try:
         aws.client("sts", job.region).get_caller_identity()
@@ -42,7 +43,9 @@ def destination(job: Job) -> tuple[Destination | None, list[Finding]]:
         problem = "no credentials here, so role, keys, secrets, network and data were not checked"
         return None, [skipped("AWS", problem, aws.SIGN_IN)]
     except aws.failures() as error:
-        return None, [from_error("AWS", aws.explain(error), hint="run preflight with --offline")]
+        level = "skipped" if isinstance(error, ResponseParserError) else "error"
+        hint = "run preflight with --offline"
+        return None, [from_error("AWS", aws.explain(error), hint=hint, level=level)]
     try:
         with aws.errors():
             return sending.account_destination(job, create=False), []

@@ -21,8 +21,10 @@ def stored(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding
     for key, uri in addresses(job, body).items():
         name, _ = aws.s3_location(uri)
         is_output = key in ("bucket", OUTPUT)
+        if is_output and name.startswith(f"sagemaker-{job.region}-"):
+            continue  # SageMaker's default bucket, which `submit` creates
         if name not in usable:
-            problems = list(bucket(job, key, name, may_be_missing=is_output))
+            problems = list(bucket(job, key, name))
             yield from problems
             usable[name] = not problems
         if is_output or not usable[name]:
@@ -53,14 +55,13 @@ def addresses(job: Job, body: dict[str, Any]) -> dict[str, str]:
     return {key: uri for key, uri in chosen.items() if aws.s3_uri(uri)}
 
 
-def bucket(job: Job, key: str, name: str, *, may_be_missing: bool) -> Iterator[Finding]:
+def bucket(job: Job, key: str, name: str) -> Iterator[Finding]:
     """The finding about a bucket that the job cannot use, or perhaps cannot.
 
     Args:
         job: of job.toml.
         key: of job.toml, that names the bucket.
         name: of the bucket.
-        may_be_missing: `submit` creates SageMaker's default bucket.
     """
     from botocore.exceptions import ClientError
 
@@ -72,9 +73,8 @@ def bucket(job: Job, key: str, name: str, *, may_be_missing: bool) -> Iterator[F
     headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
     region = headers.get("x-amz-bucket-region", job.region)
     if code == "404":
-        if not (may_be_missing and name.startswith(f"sagemaker-{job.region}-")):
-            hint = "create it in the job's region, or correct the name"
-            yield error(key, f"bucket {name} does not exist", hint)
+        hint = "create it in the job's region, or correct the name"
+        yield error(key, f"bucket {name} does not exist", hint)
     elif region != job.region:
         problem = f"bucket {name} is in {region}, the job in {job.region}"
         yield error(key, problem, "use one in the job's region")
