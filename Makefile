@@ -75,7 +75,7 @@ types: $(VENV)/.tests
 	cd '$(SOURCE)' && MYPYPATH=$(RUNTIME) ../$(BIN)/mypy src
 	MYPYPATH='$(RUNTIME):$(SOURCE)/src' $(BIN)/mypy --config-file '$(SOURCE)/pyproject.toml' --exclude rehearsal/stubs/ \
 	  packages/smlightning/smlightning packages/smlightning-sagemaker/smlightning_sagemaker
-	cd '$(SOURCE)' && for src in ../examples/*/src; do \
+	cd '$(SOURCE)' && for src in ../examples/*/src ../examples/*/after/src; do \
 	  MYPYPATH=$$src:$(RUNTIME) ../$(BIN)/mypy $$src || exit 1; done
 
 wheels: $(VENV)/.template  ## build the two wheels of packages/ into the template

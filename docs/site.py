@@ -21,6 +21,7 @@ AT_ROOT = {
     "examples/lora/README": "lora",
     "examples/image-classification/README": "image_classification",
     "examples/image-to-text/README": "image_to_text",
+    "examples/bring-your-project/README": "bring_example",
     "examples/cluster/README": "cluster",
     "packages/smlightning/README": "smlightning",
     "packages/smlightning-sagemaker/README": "smlightning_sagemaker",

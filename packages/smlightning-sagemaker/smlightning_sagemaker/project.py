@@ -126,7 +126,11 @@ def _import_file(name: str, path: Path) -> ModuleType:
         return loaded
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.is_file():
-        raise UserError(f"{path} does not exist", "restore it")
+        raise UserError(
+            f"{path} does not exist",
+            "restore it; for a script of your own, declare its options there "
+            "(docs/bring_your_project.md)",
+        )
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up there
     try:
