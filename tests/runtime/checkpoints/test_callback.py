@@ -18,6 +18,7 @@ from small_training import (
     Numbers,
     Resumable,
     directory,
+    newest_state,
     rows,
     same,
     saved_weights,
@@ -146,6 +147,26 @@ class Averaged(Line):
 
     def on_test_epoch_end(self) -> None:
         self.scores.append(("test", self.net[0].weight[0].item(), 0.0))
+
+
+def test_a_run_resumes_without_best_weights_that_are_damaged(
+    fit: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three checkpoints share their file; weights, optimizer and position are whole."""
+    options = {"data": Resumable, "checkpoint_steps": 1, "epochs": 3}
+    fit(**options, output_dir="alone")
+    fit(**options, crash=("before_batch", BATCHES + 6))
+    (best,) = directory().glob("*-best-*.shard")
+    content = bytearray(best.read_bytes())
+    content[len(content) // 2] ^= 1
+    best.write_bytes(content)
+    capsys.readouterr()
+    fit(**options)
+    printed = capsys.readouterr()
+    assert f"warning: {best} is damaged" in printed.err
+    assert "resumes without the best weights so far" in printed.err
+    assert f"step {BATCHES + 5} of" in printed.out
+    assert same(newest_state("alone")["state_dict"], newest_state()["state_dict"])
 
 
 def test_a_full_disk_ends_training(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:

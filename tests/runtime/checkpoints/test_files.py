@@ -26,7 +26,7 @@ def write(directory: Path, step: int, **names: list[str]) -> Path:
 
 def write_best(directory: Path, number: int) -> str:
     """The name of a file of best weights."""
-    content = {"weights": state(number), "shard": {"starts": {}, "rows": {}}}
+    content = {"weights": state(number), "shard": {}}
     return files.write_file(directory, f"{number:06d}-best-00000-of-00001", content).name
 
 
@@ -95,6 +95,24 @@ def test_a_checkpoint_is_whole_only_with_the_files_that_it_names(tmp_path: Path)
         change()
         with pytest.raises(UserError, match=best):
             files.verified(path)
+
+
+def test_damaged_best_weights_cost_no_state(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A checkpoint with other best weights is older, and exact; else the newest state is used."""
+    old, new = write_best(tmp_path, 1), write_best(tmp_path, 2)
+    paths = [write(tmp_path, step, best=[name]) for step, name in ((3, old), (6, new), (9, new))]
+    paths.reverse()
+    damage(tmp_path / new)
+    assert files.newest_verified(paths)[::2] == (paths[2], True)
+    (tmp_path / old).unlink()
+    assert "without the best weights" not in capsys.readouterr().err
+    assert files.newest_verified(paths)[::2] == (paths[0], False)
+    assert "resumes without the best weights" in capsys.readouterr().err
+    assert files.read(paths[0], with_best=False)["best_weights"] is None
+    damage(paths[0])
+    assert files.newest_verified(paths)[::2] == (paths[1], False)
 
 
 def test_another_host_keeps_the_shards_of_the_checkpoints_that_rank_0_keeps(tmp_path: Path) -> None:

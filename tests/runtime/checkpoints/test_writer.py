@@ -1,16 +1,20 @@
 """The writer copies a state at once and writes it later, each position once."""
 
+import math
 import threading
+from collections import Counter, OrderedDict, defaultdict
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from smlightning.checkpoints import files
 from smlightning.checkpoints.position import Position
-from smlightning.checkpoints.snapshot import snapshot
 from smlightning.checkpoints.writer import CheckpointWriter
+from smlightning.cluster.shards import snapshot
 from smlightning.errors import UserError
 from smlightning.files import CHECKPOINT, checkpoint_line
 
@@ -113,14 +117,84 @@ def test_best_weights_are_written_when_they_change_and_not_again(tmp_path: Path)
     assert named == {path.name for path in tmp_path.glob("*.shard")}
 
 
-def test_a_failure_is_raised_by_finish(tmp_path: Path) -> None:
+def test_a_failure_is_raised_by_finish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> Path:
+        raise UserError("no space", "free some")
+
     writer = CheckpointWriter(tmp_path)
-    write(writer, {"path": Path("somewhere")}, Position(step=1))
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "write", full)
+        write(writer, {"x": 1}, Position(step=1))
     assert writer.failed()
     write(writer, {"x": 1}, Position(step=2))
     assert steps(tmp_path) == [], "after a failure nothing more is written"
-    with pytest.raises(UserError, match=r"save_hyperparameters\(\)"):
+    with pytest.raises(UserError, match="no space"):
         writer.finish()
+
+
+class Percent(float):
+    """An object of a user's class."""
+
+
+@pytest.mark.parametrize(
+    "value", [Path("x"), Percent(1.0), {Percent(1.0)}, defaultdict(int), np.float64(1.0)]
+)
+def test_what_no_checkpoint_can_hold_is_rejected_when_it_is_copied(
+    value: Any, tmp_path: Path
+) -> None:
+    writer = CheckpointWriter(tmp_path)
+    with pytest.raises(
+        UserError, match=rf"callbacks/Own/0/x .* a ({type(value).__name__}|Percent);"
+    ):
+        writer.hold({"callbacks": {"Own": [{"x": value}]}}, Position(step=1))
+
+
+def test_what_is_accepted_is_read_again(tmp_path: Path) -> None:
+    """Also where the user has allowed a class."""
+    values = [None, True, 1, 1.5, 1j, "x", b"x", bytearray(b"x"), {1, "x"}, torch.float16]
+    values += [torch.device("cpu"), torch.Size([2]), OrderedDict(a=1), Counter("aab"), (1, [2])]
+    with torch.serialization.safe_globals([Percent]):
+        write(writer := CheckpointWriter(tmp_path), {"x": [*values, Percent(2)]}, Position(step=1))
+        writer.finish()
+        assert files.read(files.numbered(tmp_path)[0][1])["x"] == [*values, Percent(2)]
+
+
+def test_training_may_change_plain_values_that_are_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+    values = [{1}, bytearray(b"x"), [1], {"a": 1}, {"deep": [{2}]}]
+    expected = deepcopy(values)
+    writer = CheckpointWriter(tmp_path)
+    begin(writer, {"x": values}, Position(step=1))
+    values[0].add(2)
+    values[1].extend(b"y")
+    values[2].append(3)
+    values[3]["a"] = 2
+    values[4]["deep"][0].add(3)
+    gate.opened.set()
+    writer.finish()
+    assert files.read(files.numbered(tmp_path)[0][1])["x"] == expected
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_weights_that_are_not_finite_replace_no_checkpoint(
+    value: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A buffer may hold infinity, as masks do; and so may weights that are not trained."""
+    writer = CheckpointWriter(tmp_path)
+    state = {"weight": torch.ones(3), "mask": torch.tensor([value]), "frozen": torch.ones(1)}
+    for step in range(1, files.KEEP + 4):
+        if step == 3:
+            state["weight"][1] = value
+        writer.hold({"state_dict": state}, Position(step=step), ["weight", "frozen"])
+        writer.write()
+        writer.finish()
+    assert steps(tmp_path) == [2, 1]
+    newest = files.numbered(tmp_path)[0][1]
+    assert (
+        f"step 3: weights are not finite; the last good one is {newest}" in capsys.readouterr().err
+    )
 
 
 def test_a_snapshot_uses_the_memory_of_the_one_before() -> None:

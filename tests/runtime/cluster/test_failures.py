@@ -263,7 +263,7 @@ with dist.session():
 @pytest.mark.parametrize("has_all", [True, False])
 def test_a_host_without_rank_0s_checkpoint_ends_all_ranks(has_all: bool, tmp_path: Path) -> None:
     first, second = tmp_path / "host0/kept", tmp_path / "host1/kept"
-    content = {"weights": {}, "shard": {"starts": {}, "rows": {}}}
+    content = {"weights": {}, "shard": {}}
     best = files.write_file(first, "000001-best-00000-of-00001", content).name
     state = {"callbacks": {"Checkpoints": {"options": {}, "global_batch": 2}}}
     files.write(first, Position(step=7), state, {"best": [best]})

@@ -149,7 +149,7 @@ def test_a_run_survives_an_error_in_draw(fit: Fit, capsys: pytest.CaptureFixture
     output = capsys.readouterr()
     assert "ValueError: no such colour" in output.err
     assert re.fullmatch(r"test/loss \d+\.\d{4}", output.out.splitlines()[-1])
-    assert (directory() / files.FINISHED).is_file()
+    assert (directory() / files.ENDED).is_file()
 
 
 def test_training_step_may_skip_a_batch(fit: Fit) -> None:

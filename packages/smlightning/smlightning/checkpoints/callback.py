@@ -157,15 +157,16 @@ class Checkpoints(Checkpoint):
                 wanted, self.directory, self.identity, self.declared, self.state_key
             )
             number = files.next_number(self.directory)
-            return [number, point and str(point.path), point and point.complete]
+            return [number, *([str(point.path), point.complete, point.with_best] if point else [])]
 
-        self.first_number, path, complete = exchange.from_rank_0("resume", decide)
+        self.first_number, *found = exchange.from_rank_0("resume", decide)
+        path, complete, with_best = found or (None, False, True)
         problem = ""
         if cluster.local_rank == 0:
             files.remove_temporary(self.directory)
         if path and cluster.local_rank == 0 and cluster.rank != 0:
             try:
-                files.verified(Path(path))
+                files.verified(Path(path), with_best)
             except UserError as error:
                 problem = error.problem
         problems = exchange.to_rank_0("checkpoint files", problem)
@@ -180,7 +181,7 @@ class Checkpoints(Checkpoint):
             )
         if not path:
             return None
-        self.resume_point = resume.ResumePoint(Path(path), complete)
+        self.resume_point = resume.ResumePoint(Path(path), complete, with_best)
         return self.resume_point.path
 
     def load_best_weights(self, model: pl.LightningModule) -> None:
@@ -195,7 +196,9 @@ class Checkpoints(Checkpoint):
             print(f"best weights: {self.best}", flush=True)
         elif is_first:
             problem = f"no validation gave a finite {self.best.monitor}"
-            if not self.validated and not self.resume_point:
+            if self.resume_point and not self.resume_point.with_best:
+                problem = "the file of the best weights is damaged"
+            elif not self.validated and not self.resume_point:
                 problem = "training ended before the first validation"
             print(f"warning: {problem}; the last weights are tested and saved", file=sys.stderr)
         if best is not None:
@@ -228,7 +231,10 @@ class Checkpoints(Checkpoint):
         if not isinstance(strategy.checkpoint_io, CheckpointPlugin):
             shard_size = strategy.shard_size if isinstance(strategy, ShardedStrategy) else 1
             self.writer = CheckpointWriter(self.directory, self.first_number, shard_size)
-            strategy.checkpoint_io = CheckpointPlugin(self.writer, strategy.checkpoint_io)
+            with_best = self.resume_point is None or self.resume_point.with_best
+            strategy.checkpoint_io = CheckpointPlugin(
+                self.writer, strategy.checkpoint_io, with_best
+            )
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -256,7 +262,7 @@ class Checkpoints(Checkpoint):
                     f"{self.best.criterion}; earlier validations do not count",
                     flush=True,
                 )
-        else:
+        elif self.resume_point.with_best:
             self.best = best
         if weights is not None and self.writer.is_sharded:
             weights = weights_like(weights, pl_module.state_dict())
@@ -536,7 +542,9 @@ class Checkpoints(Checkpoint):
         with hangs.slow():
             self._wait_until_written()
             state = {**loop.state(trainer), "attributes": self.attributes.state(trainer)}
-            self.writer.hold(state, self.position)
+            weights = trainer.lightning_module.named_parameters()
+            trained = [name for name, weight in weights if weight.requires_grad]
+            self.writer.hold(state, self.position, trained)
             if write:
                 self.writer.write()
                 self.agreement.saved()

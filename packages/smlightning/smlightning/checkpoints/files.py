@@ -13,8 +13,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping, Set
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,15 +23,16 @@ import torch
 from smlightning import torch_files
 from smlightning.checkpoints.position import Position
 from smlightning.cluster import shards
-from smlightning.errors import UserError, root_cause
+from smlightning.errors import UserError
 from smlightning.files import atomic_write, digest
 
 NAME = re.compile(r"(\d{6,})-step\d+-[0-9a-f]{16}\.ckpt")
 SHARD_NAME = re.compile(r"((\d{6,})-(?:best-)?)\d{5}-of-\d{5}-[0-9a-f]{16}\.shard")
 KEEP = 3  # S3's copy follows additions and deletions in any order: the newest few must be there
 TEMPORARY = (".*.ckpt", ".*.shard")  # being written, or left by a process that was killed
-FINISHED = "finished"  # holds the name of the last checkpoint of a complete run
-DISCARDED = "discarded"  # holds the name of the last checkpoint before a `--resume never`
+ENDED = "ended"  # the file that holds a checkpoint's name, and how its run ended:
+FINISHED = "finished"  # it is complete
+DISCARDED = "discarded"  # a run with `--resume never` came after it
 
 
 # Writing
@@ -53,22 +53,12 @@ def write(
         number: None: the one after the newest's.
 
     Raises:
-        UserError: it could not be written, or not be read back; those before are as they were.
+        UserError: it could not be written; those before are as they were.
     """
     stem = f"{number or next_number(directory):06d}-step{position.step:06d}"
     files = {"shards": [], "best": [], **(names or {})}
-    path = write_file(
-        directory, stem, {**state, "position": asdict(position), "files": files}, ".ckpt"
-    )
-    try:
-        torch_files.load(path)
-    except Exception as error:  # of any class
-        path.unlink()
-        raise UserError(
-            f"A checkpoint cannot be read back ({root_cause(error)})",
-            "keep plain data and tensors in save_hyperparameters() and in the states of callbacks",
-        ) from error
-    return path
+    content = {**state, "position": asdict(position), "files": files}
+    return write_file(directory, stem, content, ".ckpt")
 
 
 def write_file(
@@ -97,9 +87,9 @@ def write_file(
             os.close(descriptor)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        known = numbered(directory)
+        newest = newest_path(directory)
         free = shutil.disk_usage(directory).free / 2**20
-        last = f"the last good one is {known[0][1]}" if known else "there is none yet"
+        last = f"the last good one is {newest}" if newest else "there is none yet"
         raise UserError(
             f"A checkpoint could not be written to {directory}, where {free:.1f} MiB are free "
             f"({str(error).splitlines()[0][:120]}); {last}",
@@ -176,34 +166,32 @@ def remove_temporary(directory: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-# Marks
+# The mark
 
 
-def mark(directory: Path, name: str, hint: str) -> None:
-    """Mark the newest checkpoint as FINISHED, its run is complete, or as DISCARDED.
+def mark(directory: Path, end: str, hint: str) -> None:
+    """Mark the newest checkpoint as FINISHED or DISCARDED.
 
     Raises:
         UserError: with this hint: the disk is full or fails.
     """
-    known = numbered(directory)
-    if not known:
+    newest = newest_path(directory)
+    if not newest:
         return
     try:
-        with atomic_write(directory / name) as file:
-            file.write_text(known[0][1].name)
+        with atomic_write(directory / ENDED) as file:
+            file.write_text(f"{newest.name} {end}")
     except OSError as error:
         raise UserError(
-            f"The run in {directory} could not be marked as {name} ({error.strerror})", hint
+            f"The run in {directory} could not be marked as {end} ({error.strerror})", hint
         ) from None
 
 
 def mark_of(path: Path) -> str:
     """FINISHED or DISCARDED if the checkpoint is marked so, else an empty text."""
-    for name in (FINISHED, DISCARDED):
-        file = path.parent / name
-        if file.is_file() and file.read_text() == path.name:
-            return name
-    return ""
+    file = path.parent / ENDED
+    name, _, end = file.read_text().partition(" ") if file.is_file() else ("", "", "")
+    return end if name == path.name else ""
 
 
 # Reading
@@ -214,7 +202,7 @@ def read(path: Path, divided: bool = False, with_best: bool = True) -> dict[str,
 
     Args:
         path: a checkpoint that `verified` accepts.
-        divided: leave tensors that are divided among shards, each a `DividedTensor`.
+        divided: leave tensors that are divided among shards in their plain form.
         with_best: read the best weights.
 
     Returns:
@@ -231,36 +219,35 @@ def read(path: Path, divided: bool = False, with_best: bool = True) -> dict[str,
     return state if divided else shards.whole(state)
 
 
-def verified(path: Path) -> dict[str, Any]:
+def verified(path: Path, with_best: bool = True) -> dict[str, Any]:
     """The content of a checkpoint whose files are as the checksums in their names say.
+
+    Args:
+        with_best: verify the files of the best weights, too.
 
     Raises:
         UserError: it, or a file that it names, is damaged or missing; or it holds a program; or
             another version of this package wrote it.
     """
-    _check_checksums([path])
+    _check_checksum(path)
     try:
         content: dict[str, Any] = torch_files.load(path)
         if "files" not in content:
             raise other_version(path)
-        names = companions(path, content)
+        kinds = ("shards", "best") if with_best else ("shards",)
+        names = [name for kind in kinds for name in content["files"][kind]]
     except UserError:
         raise
     except Exception as error:  # of any class
         raise _damaged(path) from error
-    _check_checksums([path.with_name(name) for name in names])
+    for name in names:
+        _check_checksum(path.with_name(name))
     return content
 
 
-def _check_checksums(paths: list[Path]) -> None:
-    with ThreadPoolExecutor(8) as pool:  # hashing releases the interpreter's lock
-        for path, is_whole in zip(paths, pool.map(_is_whole, paths), strict=True):
-            if not is_whole:
-                raise _damaged(path)
-
-
-def _is_whole(path: Path) -> bool:
-    return path.is_file() and digest(path).startswith(path.stem[-16:])
+def _check_checksum(path: Path) -> None:
+    if not path.is_file() or not digest(path).startswith(path.stem[-16:]):
+        raise _damaged(path)
 
 
 def other_version(path: Path) -> UserError:
@@ -279,20 +266,18 @@ def _damaged(path: Path) -> UserError:
         )
     return UserError(
         f"{path} is damaged or incomplete ({path.stat().st_size} bytes)",
-        "resume from another checkpoint, or train from the start with --resume never",
+        "copy its files again from where they are whole, S3 for example, or train from the start "
+        "with --resume never",
     )
 
 
-def companions(path: Path, content: Mapping[str, Any] | None = None) -> list[str]:
+def companions(path: Path) -> list[str]:
     """Names of the files that a checkpoint needs next to it.
-
-    Args:
-        content: of the checkpoint, if it is loaded.
 
     Raises:
         Exception: of any class, if it cannot be read.
     """
-    names = (content or torch_files.load(path))["files"]
+    names = torch_files.load(path)["files"]
     return [name for kind in ("shards", "best") for name in names[kind]]
 
 
@@ -307,31 +292,48 @@ def next_number(directory: Path) -> int:
     return known[0][0] + 1 if known else 1
 
 
+def newest_path(directory: Path) -> Path | None:
+    """The newest checkpoint, which may be damaged."""
+    return next((path for _, path in numbered(directory)), None)
+
+
 def newest(directory: Path) -> Path | None:
     """The newest undamaged checkpoint; None if there is no checkpoint at all."""
-    found = newest_verified(directory)
-    return found[0] if found else None
+    paths = [path for _, path in numbered(directory)]
+    return newest_verified(paths)[0] if paths else None
 
 
-def newest_verified(directory: Path) -> tuple[Path, dict[str, Any]] | None:
-    """The newest undamaged checkpoint and its content; None if there is no checkpoint at all.
+def newest_verified(paths: Sequence[Path]) -> tuple[Path, dict[str, Any], bool]:
+    """The first undamaged checkpoint, its content, and whether its best weights are undamaged.
 
-    Prints a warning for each damaged one.
+    Best weights have one file for several checkpoints: if it is damaged, and no checkpoint has
+    other ones, the newest state is used without them. Prints a warning for each fault.
+
+    Args:
+        paths: one or more, newest first.
 
     Raises:
         UserError: all are damaged. Only a person may decide to start again.
     """
     faults = []
-    for _, path in numbered(directory):
-        try:
-            return path, verified(path)
-        except UserError as fault:
-            print(f"warning: {fault.problem}; trying the checkpoint before it", file=sys.stderr)
-            faults.append(fault)
-    if faults:
-        raise UserError(
-            f"none of the {len(faults)} checkpoints in {directory} can be used: "
-            f"{faults[0].problem}",
-            faults[0].hint,
-        )
-    return None
+    for with_best in (True, False):
+        for path in paths:
+            try:
+                content = verified(path, with_best)
+            except UserError as fault:
+                faults.append(fault)
+                if with_best:
+                    print(f"warning: {fault.problem}", file=sys.stderr)
+                continue
+            if not with_best:
+                print(
+                    "warning: the run resumes without the best weights so far: the best of the "
+                    "validations that follow, or the last weights, are tested and saved",
+                    file=sys.stderr,
+                )
+            return path, content, with_best
+    raise UserError(
+        f"none of the {len(paths)} checkpoints in {paths[0].parent} can be used: "
+        f"{faults[0].problem}",
+        faults[0].hint,
+    )

@@ -8,9 +8,9 @@ from lightning_fabric.plugins import CheckpointIO, TorchCheckpointIO
 
 from smlightning import torch_files
 from smlightning.checkpoints import files
-from smlightning.checkpoints.snapshot import snapshot
 from smlightning.checkpoints.writer import CheckpointWriter
 from smlightning.cluster import session
+from smlightning.cluster.shards import snapshot
 
 
 class CheckpointPlugin(CheckpointIO):
@@ -19,10 +19,13 @@ class CheckpointPlugin(CheckpointIO):
     Args:
         writer: of this run's folder.
         other: the strategy's plugin before this one, for other files, as of a ModelCheckpoint.
+        with_best: read the best weights, too.
     """
 
-    def __init__(self, writer: CheckpointWriter, other: CheckpointIO) -> None:
-        self.writer, self.other = writer, other
+    def __init__(
+        self, writer: CheckpointWriter, other: CheckpointIO, with_best: bool = True
+    ) -> None:
+        self.writer, self.other, self.with_best = writer, other, with_best
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
@@ -35,7 +38,7 @@ class CheckpointPlugin(CheckpointIO):
         """Called on every rank."""
         if files.NAME.fullmatch(Path(path).name):
             divided = self.writer.is_sharded
-            state = files.read(Path(path), divided, self.writer.keeps_best)
+            state = files.read(Path(path), divided, self.with_best and self.writer.keeps_best)
             # Else the optimizer would keep the mapped file.
             if session.current_cluster().device == "cpu" and not divided:
                 state["optimizer_states"] = snapshot(state.get("optimizer_states", []), {})

@@ -35,6 +35,7 @@ class ResumePoint:
 
     path: Path
     complete: bool  # its training is, and only what comes after is left
+    with_best: bool = True  # the best weights are undamaged
 
 
 def decide(
@@ -58,10 +59,13 @@ def decide(
     """
     if wanted == "never":
         return None
-    found = _named(wanted) if wanted != "auto" else files.newest_verified(directory)
-    if found is None or (wanted == "auto" and files.mark_of(found[0])):
+    named = [_named(wanted)] if wanted != "auto" else []
+    paths = named or [path for _, path in files.numbered(directory)]
+    if not paths:
         return None
-    path, content = found
+    path, content, with_best = files.newest_verified(paths)
+    if not named and files.mark_of(path):
+        return None
     try:
         state = content["callbacks"][state_key]
         position = Position(**content["position"])
@@ -75,11 +79,11 @@ def decide(
     if path.parent.resolve() != directory.resolve():
         _check_replacement(wanted, directory)
     print(f"resume: from {path}, {position}", flush=True)
-    return ResumePoint(path, position.complete and not differing)
+    return ResumePoint(path, position.complete and not differing, with_best)
 
 
-def _named(wanted: str) -> tuple[Path, dict[str, Any]]:
-    """The checkpoint at the user's path, and its content."""
+def _named(wanted: str) -> Path:
+    """The user's path."""
     path = Path(wanted)
     hint = "pass auto, never or a file such as checkpoints/000007-step000390-….ckpt"
     if not path.exists():
@@ -88,7 +92,7 @@ def _named(wanted: str) -> tuple[Path, dict[str, Any]]:
         raise UserError(
             f"--resume {wanted!r} is not a checkpoint of this package, or is renamed", hint
         )
-    return path, files.verified(path)
+    return path
 
 
 def differences(
@@ -139,8 +143,8 @@ def _check_differences(
 
 def _check_replacement(wanted: str, directory: Path) -> None:
     """Raise a UserError if a checkpoint from elsewhere would replace an unfinished run here."""
-    known = files.numbered(directory)
-    if known and not files.mark_of(known[0][1]):
+    newest = files.newest_path(directory)
+    if newest and not files.mark_of(newest):
         raise UserError(
             f"--resume {wanted!r}: {directory} holds an unfinished run, which this one would "
             "replace",
@@ -154,10 +158,9 @@ def begin_anew(directory: Path) -> None:
     Raises:
         UserError: the folder could not be marked.
     """
-    known = files.numbered(directory)
-    if not known:
+    path = files.newest_path(directory)
+    if not path:
         return
-    path = known[0][1]
     mark = files.mark_of(path) or files.DISCARDED
     files.mark(directory, mark, "free some space")
     print(f"resume: the run of {path} is {mark}; training from the start", flush=True)

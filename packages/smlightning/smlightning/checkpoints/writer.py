@@ -1,6 +1,7 @@
 """Writes checkpoints while training goes on: it waits for a copy, and a thread writes that."""
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,8 +13,8 @@ import torch.distributed
 
 from smlightning.checkpoints import files
 from smlightning.checkpoints.position import Position
-from smlightning.checkpoints.snapshot import snapshot
 from smlightning.cluster import exchange, session, shards
+from smlightning.cluster.shards import snapshot
 from smlightning.cluster.store import RankStore
 from smlightning.files import checkpoint_line
 
@@ -38,7 +39,19 @@ class _Copy:
     state: Any
     shard: shards.Shard
     complete: torch.cuda.Event | None  # the GPU fills pinned memory while training goes on
+    trained: Collection[str]  # names of weights that have to be finite
     best: _Weights | None
+
+    def is_finite(self) -> bool:
+        """Whether this rank's part of the trained weights is."""
+        weights = self.state.get("state_dict", {})
+        for name in self.trained:
+            parts = self.shard.get(f"/state_dict/{name}") or {0: weights.get(name)}
+            for part in parts.values():
+                # a sum takes a third of the time of isfinite().all(), and needs no memory
+                if torch.is_tensor(part) and not part.sum(dtype=torch.float32).isfinite():
+                    return False
+        return True
 
 
 class CheckpointWriter:
@@ -120,11 +133,20 @@ class CheckpointWriter:
         """
         self._best, self._validated = self._validated, None if self.busy() else self._best
 
-    def hold(self, state: Mapping[str, Any], position: Position) -> None:
+    def hold(
+        self, state: Mapping[str, Any], position: Position, trained: Collection[str] = ()
+    ) -> None:
         """Copy ``state`` for `write`, unless the newest checkpoint is of that position already.
 
-        It waits until the checkpoint before is written. Failures are not raised here: see `failed`
-        and `finish`.
+        It waits until the checkpoint before is written. Failures to write are not raised here: see
+        `failed` and `finish`.
+
+        Args:
+            trained: names in ``state_dict`` of weights that have to be finite, or no checkpoint
+                is written.
+
+        Raises:
+            UserError: the state contains what no checkpoint holds.
         """
         if self._pending:
             self._pending.exception()  # waits
@@ -135,7 +157,7 @@ class CheckpointWriter:
         split, shard = snapshot(shards.split(state if writes else {}), self._memory)
         on_gpu = torch.cuda.is_available()
         complete = torch.cuda.current_stream().record_event() if on_gpu else None
-        self._held = _Copy(position, split, shard, complete, self._best)
+        self._held = _Copy(position, split, shard, complete, trained, self._best)
 
     def write(self) -> None:
         """Write the copy that is held, if there is one; returns at once."""
@@ -167,21 +189,30 @@ class CheckpointWriter:
         number = self._number
         self._number += 1  # threads of all ranks count the same checkpoints
         key, rank = f"checkpoint/{number}", self._cluster.rank
-        names: dict[str, str] = {}  # of this rank's files; none after a failure
+        names: dict[str, str] | None = {}  # of this rank's files; none after a failure
         if rank < self._shard_size:
             try:
-                names = self._write_shards(number, copy)
+                names = self._write_shards(number, copy) if copy.is_finite() else None
             finally:
                 if self.is_sharded:
                     self._store.set(f"{key}/{rank}", names)
         if rank == 0:
-            written = [names]
+            written: list[Any] = [names]
             if self.is_sharded:
                 ranks = range(self._shard_size)
                 written = exchange.wait_for_ranks(self._store, key, ranks, self._cluster)
+            if None in written:
+                last = files.newest_path(self.directory)
+                print(
+                    f"warning: no checkpoint of step {copy.position.step}: weights are not finite; "
+                    f"the last good one is {last or 'missing'}",
+                    file=sys.stderr,
+                )
+                return
             if not all(written):
                 raise torch.distributed.DistNetworkError("a rank could not write its shard")
-            every = {kind: [own[kind] for own in written if own[kind]] for kind in names}
+            kinds = ("shards", "best")
+            every = {kind: [own[kind] for own in written if own[kind]] for kind in kinds}
             path = files.write(self.directory, copy.position, copy.state, every, number)
             # One write: the thread that trains prints, too.
             print(checkpoint_line(path, len(every["shards"])) + "\n", end="", flush=True)

@@ -19,7 +19,7 @@ from pytorch_lightning.strategies import ModelParallelStrategy, Strategy
 from pytorch_lightning.utilities.model_helpers import is_overridden
 
 from smlightning.cluster.location import SHARDING_NEEDS, Cluster, ClusterError
-from smlightning.cluster.shards import DividedTensor, divided_like, weights_like
+from smlightning.cluster.shards import divided_like, has_shape, weights_like
 from smlightning.cluster.strategies import ConnectsRanks, LauncherEnvironment
 from smlightning.errors import UserError
 
@@ -125,7 +125,7 @@ class ShardedStrategy(ConnectsRanks, ModelParallelStrategy):
         return self.checkpoint_io.load_checkpoint(checkpoint_path, weights_only=weights_only)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Weights that are tensors or `DividedTensor`: takes this rank's rows."""
+        """Weights that are whole or divided (shards.py): takes this rank's rows."""
         module = self.lightning_module
         assert module is not None
         self._divide(module.trainer)
@@ -147,12 +147,10 @@ class ShardedStrategy(ConnectsRanks, ModelParallelStrategy):
 
 def _optimizer_state_like(state: Mapping[str, Any], parameter: Any) -> dict[str, Any]:
     """One parameter's state; values of other shapes, such as the step, are on every rank."""
-    divided = {}
-    for name, value in state.items():
-        is_large = isinstance(value, torch.Tensor | DividedTensor)
-        has_shape = is_large and tuple(value.shape) == tuple(parameter.shape)
-        divided[name] = divided_like(value, parameter if has_shape else None)
-    return divided
+    return {
+        name: divided_like(value, parameter if has_shape(value, parameter.shape) else None)
+        for name, value in state.items()
+    }
 
 
 def _check_shard_size(shard_size: int, world_size: int) -> None:

@@ -1,81 +1,122 @@
-"""States whose tensors FSDP2 has divided among the ranks: split for files, and joined again.
+"""Copies of a training state, whole or divided among the ranks by FSDP2.
 
-FSDP2 divides each tensor by its first dimension: a rank has a range of rows, its shard.
+FSDP2 divides each tensor by its first dimension: a rank has a range of rows, its shard. In a state
+outside the model a divided tensor has one form, plain data: its shape, and the rows that are known,
+by the number of the first one. In a checkpoint it has no rows; each rank's are in a file.
 """
 
+import copy
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 
+from smlightning.errors import UserError
 from smlightning.tensors import transform
 
-DIVIDED = "divided tensor"  # the key of the mark that replaces one in a split state
+SHAPE, ROWS = "shape of a divided tensor", "rows"  # the keys of the plain form
+Shard = dict[str, dict[int, torch.Tensor]]  # a rank's rows, by the tensor's place in the state
+
+# What torch.load(weights_only=True) reads (torch 2.5.1 and 2.13: _weights_only_unpickler.py).
+PLAIN = (type(None), bool, int, float, complex, str, bytes, bytearray)
+OF_TORCH = (torch.dtype, torch.device, torch.Size)
+MAPPINGS = (dict, OrderedDict, Counter)
 
 
-class Shard(TypedDict):
-    """One rank's rows of a state's divided tensors, by the tensors' places in the state."""
+def snapshot(state: Any, memory: dict[str, torch.Tensor]) -> Any:
+    """A copy in main memory that training does not change.
 
-    starts: dict[str, int]  # the number of the first row
-    rows: dict[str, torch.Tensor]
+    New memory costs many times as much as the copy: the system has to clear each page. With a GPU
+    the memory is pinned and the copy asynchronous: it is complete when the current stream is. Torch
+    makes each pinned block a power of two, up to twice the tensor's bytes.
+
+    Training's own stream copies. Another stream would hide the copy, 0.5 s for a billion parameters
+    at 22 GB/s, but a forward pass changes buffers and a callback may change weights meanwhile.
+
+    Args:
+        state: tensors and plain values in any nesting of mappings, lists and tuples.
+        memory: an earlier copy's tensors by place, used again where they fit; updated in place.
+
+    Raises:
+        UserError: the state contains an object of another class, which no checkpoint holds.
+    """
+
+    def copied(value: Any, place: str) -> Any:
+        if isinstance(value, torch.Tensor):
+            kept = memory.get(place)
+            if kept is None or (kept.shape, kept.dtype) != (value.shape, value.dtype):
+                kept = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)
+                memory[place] = kept
+            return kept.copy_(value.detach(), non_blocking=True)
+        if type(value) in MAPPINGS or isinstance(value, list | tuple):
+            return value
+        _check_plain(value, place)
+        return copy.deepcopy(value)
+
+    return transform(state, copied)
 
 
-@dataclass(frozen=True)
-class DividedTensor:
-    """A tensor whose rows lie in several shards."""
-
-    shape: tuple[int, ...]
-    shards: tuple[tuple[int, torch.Tensor], ...]  # the number of the first row, and the rows
-
-    def rows(self, start: int, stop: int) -> torch.Tensor:
-        """A copy of these rows."""
-        dtype = self.shards[0][1].dtype
-        rows = torch.empty((stop - start, *self.shape[1:]), dtype=dtype)
-        for first, shard in self.shards:
-            low, high = max(start, first), min(stop, first + len(shard))
-            if low < high:
-                rows[low - start : high - start] = shard[low - first : high - first]
-        return rows
-
-    def whole(self) -> torch.Tensor:
-        """All rows, in main memory."""
-        return self.rows(0, self.shape[0])
+def _check_plain(value: Any, place: str) -> None:
+    known = (*PLAIN, *OF_TORCH, *torch.serialization.get_safe_globals())
+    for item in value if type(value) is set else [value]:
+        if type(item) not in known:
+            raise UserError(
+                f"{place[1:].partition('/')[2]} of a checkpoint is a {type(item).__name__}; "
+                "expected plain values and tensors",
+                "keep plain data and tensors in save_hyperparameters() and in the states of "
+                "callbacks",
+            )
 
 
 def split(state: Any) -> tuple[Any, Shard]:
-    """The state with a mark in place of each divided tensor, and this rank's rows of them."""
-    shard = Shard(starts={}, rows={})
+    """The state with the plain form of each divided tensor, and this rank's rows of them."""
+    shard: Shard = {}
 
     def mark(value: Any, place: str) -> Any:
-        if not _is_divided(value):
+        if not _is_dtensor(value):
             return value
-        shard["starts"][place] = _first_row(value)
-        shard["rows"][place] = value.to_local().detach()
-        return {DIVIDED: place, "shape": list(value.shape)}
+        shard[place] = {_first_row(value): value.to_local().detach()}
+        return {SHAPE: list(value.shape), ROWS: {}}
 
     return transform(state, mark), shard
 
 
 def join(state: Any, shards: Sequence[Shard]) -> Any:
-    """The state with a `DividedTensor` of these shards in place of each mark."""
+    """The state with these rows in each divided tensor."""
 
-    def joined(value: Any, _: str) -> Any:
-        if not isinstance(value, Mapping) or DIVIDED not in value:
+    def joined(value: Any, place: str) -> Any:
+        if not is_divided(value):
             return value
-        place = value[DIVIDED]
-        rows = tuple((shard["starts"][place], shard["rows"][place]) for shard in shards)
-        return DividedTensor(tuple(value["shape"]), rows)
+        rows = {first: part for shard in shards for first, part in shard[place].items()}
+        return {**value, ROWS: rows}
 
     return transform(state, joined)
 
 
 def whole(state: Any) -> Any:
-    """The state with a tensor in main memory in place of each `DividedTensor`."""
-    return transform(state, lambda v, _: v.whole() if isinstance(v, DividedTensor) else v)
+    """The state with whole tensors, in main memory."""
+    return transform(state, lambda v, _: rows_of(v, 0, v[SHAPE][0]) if is_divided(v) else v)
 
 
-def _is_divided(value: Any) -> bool:
+def is_divided(value: Any) -> bool:
+    """Whether it is the plain form of a divided tensor."""
+    return isinstance(value, Mapping) and SHAPE in value
+
+
+def rows_of(divided: Mapping[str, Any], start: int, stop: int) -> torch.Tensor:
+    """A copy of these rows."""
+    parts: dict[int, torch.Tensor] = divided[ROWS]
+    dtype = next(iter(parts.values())).dtype
+    rows = torch.empty((stop - start, *divided[SHAPE][1:]), dtype=dtype)
+    for first, part in parts.items():
+        low, high = max(start, first), min(stop, first + len(part))
+        if low < high:
+            rows[low - start : high - start] = part[low - first : high - first]
+    return rows
+
+
+def _is_dtensor(value: Any) -> bool:
     """Whether it is a DTensor, whose module an image's older torch may lack."""
     return isinstance(value, torch.Tensor) and hasattr(value, "to_local")
 
@@ -96,25 +137,29 @@ def weights_like(weights: Mapping[str, Any], present: Mapping[str, Any]) -> dict
     return {name: divided_like(value, present.get(name)) for name, value in weights.items()}
 
 
+def has_shape(value: Any, shape: Sequence[int]) -> bool:
+    """Whether it is a tensor, whole or divided, of this shape."""
+    own = value[SHAPE] if is_divided(value) else getattr(value, "shape", None)
+    return own is not None and list(own) == list(shape)
+
+
 def divided_like(value: Any, like: Any) -> Any:
-    """``value``, a tensor or a `DividedTensor`, divided as ``like`` is.
+    """``value``, a tensor that is whole or in the plain form, divided as ``like`` is.
 
     If ``like`` is no DTensor, a whole tensor; if the shapes differ, an empty one, for torch to
     report.
     """
-    if not isinstance(value, torch.Tensor | DividedTensor):
+    if not isinstance(value, torch.Tensor) and not is_divided(value):
         return value
-    if not _is_divided(like):
-        return value.whole() if isinstance(value, DividedTensor) else value.clone()
-    if tuple(value.shape) != tuple(like.shape):
-        return torch.empty(value.shape, device="meta")
+    if not _is_dtensor(like):
+        return whole(value) if is_divided(value) else value.clone()
+    if not has_shape(value, like.shape):
+        return torch.empty(value[SHAPE] if is_divided(value) else value.shape, device="meta")
     from torch.distributed.tensor import DTensor
 
     start = _first_row(like)
     stop = start + len(like.to_local())
-    rows = (
-        value.rows(start, stop) if isinstance(value, DividedTensor) else value[start:stop].clone()
-    )
+    rows = rows_of(value, start, stop) if is_divided(value) else value[start:stop].clone()
     return DTensor.from_local(
         rows.to(like.device),
         like.device_mesh,

@@ -234,6 +234,7 @@ def check_finite_weights(model: pl.LightningModule, step: int) -> None:
         if weights.requires_grad and not weights.isfinite().all():
             raise UserError(
                 f"training failed: at step {step} {name} has values that are not finite",
-                "look for such values in the data, lower the learning rate or clip gradients; then "
-                "train from the start with --resume never",
+                "look for such values in the data, lower the learning rate or clip gradients; "
+                "--resume PATH goes on from the newest checkpoint, which has finite weights, and "
+                "--resume never from the start",
             )
