@@ -25,11 +25,15 @@ from smlightning_sagemaker.testing.recording import close_unseen
 Write = Callable[[dict[str, Any]], Any]
 
 
+class Seen(dict):
+    """What one process saw, which no checkpoint holds."""
+
+
 class Recorder(pl.Callback):
     """Notes losses, and how much of weights and optimizer state this rank holds."""
 
     def __init__(self) -> None:
-        self.seen: dict[str, Any] = {"losses": {}}
+        self.seen: dict[str, Any] = Seen(losses={})
 
     def on_train_batch_end(
         self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int

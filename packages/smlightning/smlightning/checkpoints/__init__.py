@@ -2,11 +2,13 @@
 
 To the disk:
 
-1. `callback.Checkpoints.on_train_batch_end` counts the batch into a `position.Position` and asks
-   Lightning for the state when a checkpoint is due (`agreement`);
-2. `plugin.CheckpointPlugin.save_checkpoint` gets it, with the position;
-3. `writer.CheckpointWriter.write` copies the state (`snapshot`), and a thread writes it while
-   training goes on: with FSDP each rank its shard, then rank 0 the checkpoint;
+1. `callback.BeforeHooks` comes first among the callbacks: when a step, validation or epoch begins,
+   all hooks of the one before are done, and `callback.Checkpoints` takes a checkpoint if one is due
+   (`agreement`): Lightning's state, the `position.Position`, and what hooks and steps have changed
+   in the user's objects (`attributes`);
+2. `writer.CheckpointWriter.hold` copies the state (`cluster.shards`);
+3. `writer.CheckpointWriter.write`: a thread writes it while training goes on, if the weights are
+   finite: with FSDP each rank its shard, then rank 0 the checkpoint;
 4. `files` writes a temporary file, its SHA-256, fsync, then the name that makes it valid.
 
 Back:

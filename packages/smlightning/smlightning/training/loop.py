@@ -88,12 +88,12 @@ def callback_metrics(trainer: pl.Trainer) -> dict[str, Any]:
 def epoch_sums(trainer: pl.Trainer) -> dict[str, Any]:
     """The sums of ``self.log(..., on_epoch=True)`` in this epoch of training, by Lightning's names.
 
-    Without those of torchmetrics objects, which keep their own.
+    Torchmetrics objects keep their own sums: only their names are here.
     """
     sums = {}
     for key, metric in trainer.fit_loop.epoch_loop._results.items():
         meta, sync = metric.meta, metric.meta.sync
-        if metric.is_tensor and meta.on_epoch and not metric.has_reset and sync.group is None:
+        if meta.on_epoch and not metric.has_reset and sync.group is None:
             names = (each.name for each in fields(meta) if each.name not in ("reduce_fx", "_sync"))
             sums[key] = {
                 "meta": {name: getattr(meta, name) for name in names},
@@ -111,7 +111,9 @@ def set_epoch_sum(trainer: pl.Trainer, key: str, saved: dict[str, Any]) -> None:
     meta = _Metadata(**saved["meta"], reduce_fx=reduce)
     should, rank_zero_only = saved["sync"]
     meta.sync = _Sync(fn=trainer.strategy.reduce, _should=should, rank_zero_only=rank_zero_only)
-    metric = _ResultMetric(meta, is_tensor=True)
+    metric = _ResultMetric(meta, is_tensor=meta.metric_attribute is None)
+    if meta.metric_attribute is not None:
+        metric.value = trainer.lightning_module.get_submodule(meta.metric_attribute)
     for state, value in saved["state"].items():
         setattr(metric, state, value)
     metric._update_count = 1
