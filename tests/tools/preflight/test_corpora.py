@@ -1,7 +1,11 @@
 """Preflight accepts every job of right_jobs.toml, and reports every mistake of mistakes.toml."""
 
+import argparse
+import contextlib
 import dataclasses
+import io
 import json
+import re
 import shutil
 import tomllib
 from pathlib import Path
@@ -10,12 +14,13 @@ from typing import Any
 import pytest
 
 from options import Options
-from small_job import PROJECT, ROLE
+from small_job import PROJECT, ROLE, document
+from smlightning.errors import UserError
 from smlightning.options import option
-from smlightning_sagemaker import findings, preflight
+from smlightning_sagemaker import commands, findings, preflight
 from smlightning_sagemaker.findings import Finding
 from smlightning_sagemaker.job import job
-from smlightning_sagemaker.preflight import secrets, source
+from smlightning_sagemaker.preflight import requirements, secrets, source
 from smlightning_sagemaker.project import Project
 
 HERE = Path(__file__).parent
@@ -96,3 +101,32 @@ def test_a_mistake_is_found_with_a_hint(case, tmp_path):
     assert all(each.problem and each.hint and "\n" not in str(each) for each in results)
     accepted = findings.ordered(results, [each.key for each in results])
     assert not findings.has_errors(accepted)
+
+
+def sentences(command: str, file: Path, here: Project) -> list[str]:
+    """What a command prints about a job: level and sentence of each finding."""
+    printed = io.StringIO()
+    arguments = argparse.Namespace(job=file, accept=[], offline=True, dry_run=True, json=None)
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        try:
+            commands.COMMANDS[command].run(arguments, here)
+        except UserError as failure:
+            print(*findings.error_lines(failure), sep="\n")
+    return re.findall(rf"(?m)^(?:{'|'.join(findings.LEVELS)}):? +.*", printed.getvalue())
+
+
+EACH = [pytest.param(number, marks=pytest.mark.long if number % 20 else ()) for number in range(40)]
+
+
+@pytest.mark.parametrize("part", EACH)
+def test_submit_and_preflight_print_the_same_findings(part, tmp_path, monkeypatch):
+    """The notebook calls the function that the command `preflight` calls."""
+    monkeypatch.setattr(requirements, "resolved", lambda *_, **__: iter(()))  # uv, which is slow
+    for number, case in enumerate([*MISTAKES, *RIGHT][part :: len(EACH)]):
+        here = project(case, tmp_path / str(number))
+        file = tmp_path / f"{number}.toml"
+        file.write_text(document(table(case, BASE)))
+        one, other = (sentences(command, file, here) for command in ("preflight", "submit"))
+        plain = [[re.sub(r"^(\w+):? +", r"\1 ", line) for line in each] for each in (one, other)]
+        assert plain[0] == plain[1], name(case)
+        assert plain[0] or "key" not in case, name(case)
