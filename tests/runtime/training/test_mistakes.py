@@ -231,6 +231,17 @@ def test_what_may_be_meant_is_a_warning_before_training(
     assert len(warnings) == bool(warning) and "".join(warnings).startswith(warning)
 
 
+class Unmoved(Manual):
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.manual_backward(self.loss(batch))
+
+
+class Cut(Line):
+    def loss(self, batch: Any) -> torch.Tensor:
+        hidden = self.net[0](batch[1]).detach()
+        return torch.nn.functional.mse_loss(self.net[2](hidden), batch[2])
+
+
 class Replaced(Line):
     def on_train_epoch_start(self) -> None:
         self.net[2] = torch.nn.Linear(self.width, 1)
@@ -274,6 +285,8 @@ class Shared(Line):
 @pytest.mark.parametrize(
     ("model", "warning"),
     [
+        (Unmoved, "warning: 4 of 4 trained parameters (net.0.weight, …) did not change"),
+        (Cut, "warning: 2 of 4 trained parameters (net.0.weight, …) did not change"),
         (Replaced, LEFT_OUT),
         (Unstepped, "warning: no learning rate scheduler was stepped"),
         (Stepped, ""),
@@ -313,6 +326,13 @@ def test_several_optimizers_and_max_steps_end_before_training(main: Any, capsys:
     assert main(Manual, max_steps=50) == 1
     captured = capsys.readouterr()
     assert "max_steps=50" in captured.err and "step=" not in captured.out
+
+
+def test_a_callback_with_the_other_mode_is_an_error(main: Any, capsys: Any) -> None:
+    """EarlyStopping's own default is "min", also for an accuracy."""
+    stopping = pl.callbacks.EarlyStopping("val/loss", mode="max")
+    assert main(callbacks=(stopping,)) == 1
+    assert "EarlyStopping has mode='max' for val/loss" in capsys.readouterr().err
 
 
 def test_another_error_has_its_line_and_its_cause_before_the_trace(main: Any, capsys: Any) -> None:

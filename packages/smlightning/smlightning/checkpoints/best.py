@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -61,6 +62,19 @@ class Best:
                 f"set MODE to {right!r} in src/options.py; if {self.mode!r} is right, log the "
                 "metric's compute()",
             )
+
+    def check_callbacks(self, callbacks: Iterable[Any]) -> None:
+        """Raise a UserError if a callback takes the other ``mode`` of ``monitor`` for best."""
+        for each in callbacks:
+            mode = getattr(each, "mode", self.mode)
+            if getattr(each, "monitor", "") == self.monitor and mode in {"max", "min"} - {
+                self.mode
+            }:
+                name = type(each).__name__
+                raise UserError(
+                    f"{name} has mode={mode!r} for {self.monitor}, and MODE is {self.mode!r}",
+                    f"write {name}(MONITOR, mode=MODE, ...) in src/train.py",
+                )
 
     def __str__(self) -> str:
         score = math.nan if self.score is None else self.score

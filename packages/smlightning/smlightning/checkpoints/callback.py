@@ -223,6 +223,7 @@ class Checkpoints(Checkpoint):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         check_trainer(trainer, stage)
+        self.best.check_callbacks(trainer.callbacks)  # type: ignore[attr-defined]
         signals.replace_lightning_signal_handlers(trainer)
         signals.defer(f"{self.rerun} to resume")
         if stage == "fit":
