@@ -2,6 +2,7 @@
 read, so ``--help`` and a wrong option answer at once, and a signal ends the run at any time.
 """
 
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -24,6 +25,9 @@ def main(train: Callable[[Any], None], cls: type, description: str | None) -> in
         later, and 143 after SIGTERM.
     """
     signals.install()
+    # torch reads it when it is imported. It prints C++ frames as warnings on each rank that loses
+    # the store of rank 0, next to the sentence about the lost rank.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         options = parse_command_line(cls, sys.argv[1:], description=description)
     except Exception as error:

@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from smlightning.cluster import ending, exchange, session
 from smlightning.cluster.location import Cluster
 from smlightning.cluster.store import RankStore
 from smlightning_sagemaker.testing.environment import of_tests
-from smlightning_sagemaker.testing.processes import free_port
+from smlightning_sagemaker.testing.processes import free_port, torchrun_variables
 
 SESSION = """
 import os, sys, time
@@ -252,6 +253,37 @@ def test_ranks_end_together_and_know_the_cause(tmp_path: Path) -> None:
                 for word, text in zip(("saved", "ended"), said, strict=True)
             )
             assert ended > saved
+
+
+LOSES_RANK_0 = """
+import os, sys, time
+from smlightning import entry
+from smlightning.training.options import TrainerOptions
+def train(options):
+    import dist
+    with dist.session() as cluster:
+        if cluster.rank == 0:
+            os.kill(os.getpid(), 9)
+        time.sleep(60)
+sys.exit(entry.main(train, TrainerOptions, None))
+"""
+
+
+@pytest.mark.long
+def test_a_rank_that_loses_rank_0_prints_one_sentence(tmp_path: Path) -> None:
+    """Rank 0 keeps the store. Real processes: torch reads the level of its log once."""
+    port, ranks = free_port(), []
+    for rank in range(2):
+        variables = {**of_tests(os.environ), **torchrun_variables(rank, 2, port)}
+        variables["PYTHONPATH"] = os.pathsep.join(sys.path)
+        with (tmp_path / f"log{rank}").open("w") as log:
+            program = [sys.executable, "-W", "ignore", "-c", LOSES_RANK_0]
+            ranks.append(subprocess.Popen(program, env=variables, stdout=log, stderr=log))
+    statuses = [rank.wait(200) for rank in ranks]
+    said = (tmp_path / "log1").read_text()
+    assert statuses == [-9, 1], said
+    (line,) = said.splitlines()
+    assert "because rank 0 on host localhost exited without an error message" in line
 
 
 TWO = Cluster(

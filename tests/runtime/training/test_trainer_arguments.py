@@ -4,6 +4,7 @@ rejected in one sentence.
 
 import inspect
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from pytorch_lightning import callbacks as lightnings
 
 from small_training import BATCHES, Fit, Line, Numbers, Resumable
+from smlightning.checkpoints.unsupported import check_trainer
 from smlightning.errors import UserError, as_user_error, described
 
 Check = Callable[[pl.Trainer], Any]
@@ -195,3 +197,11 @@ def test_predict_works_after_fit(fit: Fit) -> None:
     trainer = fit(Predicting, max_steps=1)
     predicted: Any = trainer.predict(trainer.lightning_module, Numbers().val_dataloader())
     assert [len(batch) for batch in predicted] == [5, 5]
+
+
+def test_no_rank_saves_alone_after_an_error() -> None:
+    """Saving is collective, and the other ranks do not save."""
+    saver = lightnings.OnExceptionCheckpoint("elsewhere")
+    trainer: Any = SimpleNamespace(callbacks=[saver], world_size=2)
+    with pytest.raises(UserError, match="OnExceptionCheckpoint saves on a rank that failed"):
+        check_trainer(trainer, "fit")
