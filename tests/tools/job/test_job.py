@@ -123,7 +123,8 @@ def test_every_example_of_request_in_the_projects_file_is_valid(tmp_path: Path) 
     lines = [line.removeprefix("# ") for line in examples.splitlines()]
     (tmp_path / "job.toml").write_text("\n".join([before, "[request]", *lines]), encoding="utf-8")
     wanted = job.load(tmp_path / "job.toml", PROJECT)
-    assert wanted.request.keys() == {"OutputDataConfig", "ResourceConfig", "StoppingCondition"}
+    members = {"OutputDataConfig", "ResourceConfig", "RetryStrategy", "StoppingCondition"}
+    assert wanted.request.keys() == members
     body = request.dry_run(wanted, PROJECT)
     aws.reject(body)
 
