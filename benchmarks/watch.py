@@ -55,8 +55,9 @@ class Stalls(pl.Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: Any, stage: str) -> None:
         every: Any = trainer.callbacks  # type: ignore[attr-defined]
-        [kept] = [each for each in every if isinstance(each, Checkpoints)]
-        save = kept._save
+        kept: list[Any] = [each for each in every if isinstance(each, Checkpoints)]
+        owner, name = (kept[0], "_save") if kept else (trainer, "save_checkpoint")
+        save = getattr(owner, name)
 
         def timed(*arguments: Any, **options: Any) -> None:
             wait_for_device()
@@ -66,7 +67,7 @@ class Stalls(pl.Callback):
             self.facts["seconds"] = time.perf_counter() - began
             self.facts["processor"] = time.thread_time() - spent
 
-        kept._save = timed
+        setattr(owner, name, timed)
 
     def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
         if self.facts or not self.seat.number:

@@ -19,8 +19,7 @@ SHAPE, ROWS = "shape of a divided tensor", "rows"  # the keys of the plain form
 Shard = dict[str, dict[int, torch.Tensor]]  # a rank's rows, by the tensor's place in the state
 
 # What torch.load(weights_only=True) reads (torch 2.5.1 and 2.13: _weights_only_unpickler.py).
-PLAIN = (type(None), bool, int, float, complex, str, bytes, bytearray)
-OF_TORCH = (torch.dtype, torch.device, torch.Size)
+PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 MAPPINGS = (dict, OrderedDict, Counter)
 
 
@@ -49,7 +48,7 @@ def snapshot(state: Any, memory: dict[str, torch.Tensor]) -> Any:
                 kept = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)
                 memory[place] = kept
             return kept.copy_(value.detach(), non_blocking=True)
-        if type(value) in MAPPINGS or isinstance(value, list | tuple):
+        if type(value) in PLAIN or type(value) in MAPPINGS or isinstance(value, list | tuple):
             return value
         _check_plain(value, place)
         return copy.deepcopy(value)
@@ -58,7 +57,7 @@ def snapshot(state: Any, memory: dict[str, torch.Tensor]) -> Any:
 
 
 def _check_plain(value: Any, place: str) -> None:
-    known = (*PLAIN, *OF_TORCH, *torch.serialization.get_safe_globals())
+    known = (*PLAIN, bytearray, *torch.serialization.get_safe_globals())
     for item in value if type(value) is set else [value]:
         if type(item) not in known:
             raise UserError(
