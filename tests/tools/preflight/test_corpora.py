@@ -19,7 +19,7 @@ from smlightning.errors import UserError
 from smlightning.options import option
 from smlightning_sagemaker import commands, findings, preflight
 from smlightning_sagemaker.findings import Finding
-from smlightning_sagemaker.job import job
+from smlightning_sagemaker.job import job, request
 from smlightning_sagemaker.preflight import requirements, secrets, source
 from smlightning_sagemaker.project import Project
 
@@ -122,6 +122,7 @@ EACH = [pytest.param(number, marks=pytest.mark.long if number % 20 else ()) for 
 def test_submit_and_preflight_print_the_same_findings(part, tmp_path, monkeypatch):
     """The notebook calls the function that the command `preflight` calls."""
     monkeypatch.setattr(requirements, "resolved", lambda *_, **__: iter(()))  # uv, which is slow
+    monkeypatch.setattr(request, "job_name", lambda _: "a-job")  # whose time is in some findings
     for number, case in enumerate([*MISTAKES, *RIGHT][part :: len(EACH)]):
         here = project(case, tmp_path / str(number))
         file = tmp_path / f"{number}.toml"
