@@ -22,9 +22,10 @@ PROJECT = next(Path(__file__).parents[3].glob("{{*}}"))
 STUBS = checkout.PACKAGES[1] / "smlightning_sagemaker/rehearsal/stubs"
 FIRST_STEPS = 4  # in which the package compares the ranks' batches and buffers
 LOG_EVERY = 2
-# The lines at which a training may wait: once per interval of the log, every 0.3 s, and before a
-# checkpoint while the one before is still being written, which depends on the disk.
-INTERVAL, AGREEMENT, CHECKPOINT = "_over_ranks", "agreement.py", "_wait_until_written"
+INTERVAL = "_over_ranks"  # where a training may wait once per interval of the log
+# Where it may wait otherwise: every 0.3 s; where a checkpoint is due, for the one before and for
+# the user's attributes, not for the copy of the weights; and after the batches of a validation.
+WAITS = ("agreement.py", "_wait_until_written", "_take", "attributes.py", "keep_validated")
 
 
 def findings(record: dict[str, Any]) -> list[str]:
@@ -34,7 +35,7 @@ def findings(record: dict[str, Any]) -> list[str]:
     found += [f"{name} in thread {thread}, whose GPU is 0" for name, thread, _ in record["threads"]]
     intervals = 0
     for phase, what, place, count in record["waits"]:
-        if phase == "first steps" or AGREEMENT in place or CHECKPOINT in place:
+        if phase == "first steps" or any(name in place for name in WAITS):
             continue
         if phase == "step" and INTERVAL in place:
             intervals += count
@@ -56,6 +57,9 @@ class Phases(pl.Callback):
         self.stop_at = stop_at
         self.fail_at = fail_at
         self.counts = {"steps": 0, "validation batches": 0}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}  # the counts are of this process: a resumed run begins them anew
 
     def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
         self.counts["steps"] += 1

@@ -127,7 +127,7 @@ def place() -> str:
     frame: FrameType | None = sys._getframe(1)
     own: list[str] = []
     library = ""
-    while frame and len(own) < 3:
+    while frame and len(own) < 4:
         path = frame.f_code.co_filename
         line = f"{path.rpartition('/')[2]}:{frame.f_lineno} {frame.f_code.co_name}"
         if path.startswith(LIBRARIES):
