@@ -283,7 +283,8 @@ def has_rows(loader: Any) -> bool:
     parts = [part for part in parts if library_of(part) not in LIBRARIES]
     if keeps_state(loader) and any(map(keeps_state, parts)):
         return False
-    return library_of(type(loader).__iter__) in LIBRARIES
+    iterates = (type(loader).__iter__, type(loader)._get_iterator)
+    return all(library_of(method) in LIBRARIES for method in iterates)
 
 
 def keeps_state(part: Any) -> bool:
@@ -416,6 +417,7 @@ class Stream:
         self._has_ended()  # the iterator before this one, if it has no more
         if self.epoch != self.next_epoch:
             self.epoch, self.given, self.samples = self.next_epoch, 0, 0
+            self.states = {}
         self.given_by_iterator = 0
         if self.resumed and self.resumed["ended"] and self.resumed["epoch"] == self.epoch:
             return  # this epoch is complete
@@ -449,7 +451,6 @@ class Stream:
 
     def _load(self) -> bool:
         """Load the checkpoint's state, once; returns whether it is from within this epoch."""
-        self.states = {}
         if self.resumed is None:
             return False
         resumed, self.resumed = self.resumed, None
