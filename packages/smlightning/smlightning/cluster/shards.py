@@ -44,7 +44,7 @@ def snapshot(state: Any, memory: dict[str, torch.Tensor]) -> Any:
     def copied(value: Any, place: str) -> Any:
         if isinstance(value, torch.Tensor):
             kept = memory.get(place)
-            if kept is None or (kept.shape, kept.dtype) != (value.shape, value.dtype):
+            if kept is None or not _fits(kept, value):
                 kept = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)
                 memory[place] = kept
             return kept.copy_(value.detach(), non_blocking=True)
@@ -54,6 +54,12 @@ def snapshot(state: Any, memory: dict[str, torch.Tensor]) -> Any:
         return copy.deepcopy(value)
 
     return transform(state, copied)
+
+
+def _fits(memory: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether a copy of ``value`` can go there; from a GPU only into pinned memory."""
+    is_alike = (memory.shape, memory.dtype) == (value.shape, value.dtype)
+    return is_alike and (memory.is_pinned() or not value.is_cuda)
 
 
 def _check_plain(value: Any, place: str) -> None:
