@@ -231,17 +231,6 @@ def test_what_may_be_meant_is_a_warning_before_training(
     assert len(warnings) == bool(warning) and "".join(warnings).startswith(warning)
 
 
-class Unmoved(Manual):
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        self.manual_backward(self.loss(batch))
-
-
-class Cut(Line):
-    def loss(self, batch: Any) -> torch.Tensor:
-        hidden = self.net[0](batch[1]).detach()
-        return torch.nn.functional.mse_loss(self.net[2](hidden), batch[2])
-
-
 class Replaced(Line):
     def on_train_epoch_start(self) -> None:
         self.net[2] = torch.nn.Linear(self.width, 1)
@@ -285,8 +274,6 @@ class Shared(Line):
 @pytest.mark.parametrize(
     ("model", "warning"),
     [
-        (Unmoved, "warning: 4 of 4 trained parameters (net.0.weight, …) did not change"),
-        (Cut, "warning: 2 of 4 trained parameters (net.0.weight, …) did not change"),
         (Replaced, LEFT_OUT),
         (Unstepped, "warning: no learning rate scheduler was stepped"),
         (Stepped, ""),

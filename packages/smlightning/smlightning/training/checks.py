@@ -13,7 +13,6 @@ from torchmetrics import Metric
 
 from smlightning.data.workers import LostBatches
 from smlightning.errors import UserError, other_lightning
-from smlightning.tensors import checksums
 from smlightning.training.rank_checks import DividedData, DividedStream, EqualRanks, SharedMetrics
 
 
@@ -171,26 +170,11 @@ def updates(model: torch.nn.Module) -> dict[str, int]:
     return {name: each.update_count for name, each in modules if isinstance(each, Metric)}
 
 
-def sums(model: torch.nn.Module, optimized: set[int] | None = None) -> dict[str, int]:
-    """Checksums of whole weights by name, of shards none.
-
-    Args:
-        optimized: only weights of these ids.
-    """
-    chosen = {
-        name: weights
-        for name, weights in model.named_parameters()
-        if not hasattr(weights, "to_local") and (optimized is None or id(weights) in optimized)
-    }
-    return dict(zip(chosen, checksums(chosen.values()), strict=True))
-
-
 class StepCheck(pl.Callback):
     """Rejects a training without an optimizer, and one whose steps return no loss."""
 
     def __init__(self) -> None:
         self.looked = False  # at the optimizers
-        self.first: dict[str, int] = {}  # checksums of trained weights before this run's first step
         self.has_loss = False
         self.batches = 0  # of this run
 
@@ -237,7 +221,6 @@ class StepCheck(pl.Callback):
         if trainer.is_global_zero:
             for warning in doubts(trainer, pl_module, optimized):
                 print(f"warning: {warning}", file=sys.stderr)
-            self.first = sums(pl_module, optimized)
 
     def on_train_batch_end(
         self,
@@ -268,14 +251,4 @@ class StepCheck(pl.Callback):
                 f"training_step returned nothing in {self.batches} batches, so nothing was trained",
                 "return the loss from it, or set self.automatic_optimization = False and step the "
                 "optimizer yourself",
-            )
-        first, self.first = self.first, {}
-        now = sums(pl_module) if first else {}
-        unchanged = [name for name, total in first.items() if now.get(name) == total]
-        if unchanged:
-            print(
-                f"warning: {len(unchanged)} of {len(first)} trained parameters ({unchanged[0]}, …) "
-                f"did not change in {self.batches} batches; look for detach(), no_grad(), a "
-                "learning rate of 0, or a missing step()",
-                file=sys.stderr,
             )

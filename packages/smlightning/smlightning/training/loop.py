@@ -107,7 +107,7 @@ def epoch_sums(trainer: pl.Trainer) -> dict[str, Any]:
 def set_epoch_sum(trainer: pl.Trainer, key: str, saved: dict[str, Any]) -> None:
     """Set a sum of `epoch_sums`, as if this process had logged it."""
     name, of_python = saved["reduce"]
-    reduce: Any = REDUCTIONS[name] if of_python else getattr(torch, name)
+    reduce: Any = REDUCTIONS[name] if of_python else name
     meta = _Metadata(**saved["meta"], reduce_fx=reduce)
     should, rank_zero_only = saved["sync"]
     meta.sync = _Sync(fn=trainer.strategy.reduce, _should=should, rank_zero_only=rank_zero_only)
