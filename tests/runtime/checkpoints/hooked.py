@@ -89,10 +89,16 @@ class Curriculum(Line):
 
 
 class Own:
-    """An object of the user's own class, as an average of weights often is."""
+    """An object of the user's own class with a state, as an average of weights often is."""
 
     def __init__(self) -> None:
         self.average: torch.Tensor | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"average": self.average}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.average = state["average"]
 
     def pull(self, net: torch.nn.Module) -> torch.Tensor:
         weight = net[2].weight  # type: ignore[index]

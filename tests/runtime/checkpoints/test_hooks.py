@@ -1,6 +1,8 @@
 """Hooks of the model and of callbacks may change anything: a checkpoint holds none half done."""
 
+import enum
 import shutil
+import types
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,44 @@ def test_a_resumed_run_repeats_no_hook(
     run("resumed", crash=moment)
     run("resumed")
     assert_same("alone", "resumed", name)
+
+
+class Phase(enum.Enum):
+    WARMUP = 0.1
+    MAIN = 1.0
+
+
+class Phased(Line):
+    """Has attributes that no checkpoint holds, one of them replaced, one changed."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.began = 0
+        self.phase = self.first = Phase.WARMUP
+        self.counts = types.SimpleNamespace(batches=0)
+        self.folder = Path()
+
+    def on_train_start(self) -> None:
+        self.began += 1
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if self.trainer.current_epoch:
+            self.phase = Phase.MAIN
+        self.counts.batches += 1
+        return super().training_step(batch, batch_idx)
+
+
+def test_a_resumed_run_prints_which_attributes_begin_anew(
+    fit: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It changes neither them nor what this run's own on_train_start has set."""
+    fit(Phased, Resumable, crash=("before_batch", BATCHES + 4), **OPTIONS)
+    capsys.readouterr()
+    model = fit(Phased, Resumable, **OPTIONS).lightning_module
+    (line,) = [text for text in capsys.readouterr().out.splitlines() if "inexact" in text]
+    assert line == "resume: inexact: Phased.counts, Phased.phase cannot be restored"
+    assert model.first is Phase.WARMUP and Phase.WARMUP.value == 0.1
+    assert model.began == 1
 
 
 RECORDED = ("last", "best", "metrics")

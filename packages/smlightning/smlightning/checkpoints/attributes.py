@@ -5,8 +5,9 @@ begin it, so it would lack what they and the steps before have set: attributes o
 its modules (a curriculum, a moving average, a metric's sums), of callbacks without a
 ``state_dict``, train and eval modes, ``requires_grad``, random generators, sums of ``self.log``.
 
-Saved is what differs from the start of the fit and is plain: numbers, text, tensors, arrays,
-generators, collections of these, objects with a ``state_dict``, objects of the user's own classes.
+What differs from the start of training is saved if it is plain: numbers, text, tensors, arrays,
+generators, collections of these, objects with a ``state_dict``. A resumed run names others that
+were replaced.
 """
 
 import io
@@ -34,8 +35,8 @@ MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
 LEFT_OUT = (torch.nn.Module, torch.optim.Optimizer, Dataset, DataLoader, pl.LightningDataModule)
 HIDDEN = frozenset(vars(pl.LightningModule()))
 INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
-HASHED = 2**20  # numbers of a tensor; of a larger one the sum is compared
-DEPTH = 8  # of objects within objects
+HASHED = 2**20  # numbers of a tensor; of a larger one so many and the sum are compared
+DEPTH = 4  # of collections within collections
 SUMS = "self.log"  # the owner of Lightning's sums of metrics
 
 Name = tuple[str, str]  # of an owner and of its attribute
@@ -54,15 +55,17 @@ class Attributes:
         self.resumed: dict[str, Any] | None = None  # a `state`, until it is restored
 
     def begin(self, trainer: pl.Trainer) -> None:
-        """Note the values at the start of a fit."""
-        self.at_start = _values(trainer, _mark)
+        """Note the values once, after all hooks that start the training; restore resumed ones."""
+        if not self.at_start:
+            self.at_start = _values(trainer, _mark)
+            self._restore(trainer)
 
     def state(self, trainer: pl.Trainer) -> dict[str, Any]:
         """The values that differ from those at the start, in main memory. Collective.
 
         Returns:
             ``common``: rank 0's values; ``ranks``: for each rank those that differ between ranks;
-            ``metrics``: Lightning's latest metrics.
+            ``lost``: names of rank 0's that cannot be saved; ``metrics``: Lightning's latest.
         """
         marks = _values(trainer, _mark)
         changed = {
@@ -71,6 +74,8 @@ class Attributes:
             if name not in self.at_start or self.at_start[name] != mark
         }
         values = _values(trainer, _copy, changed) if changed else {}
+        lost = [".".join(name) for name in changed if name not in values]
+        changed = {name: changed[name] for name in values}
         apart = _apart(changed)
         ranks = []
         if collectives.any_rank(bool(apart)):
@@ -79,10 +84,11 @@ class Attributes:
             every = collectives.bytes_to_rank_0("attributes", content.getvalue())
             ranks = [torch_files.load(each) for each in every]
         common = [[*name, value] for name, value in values.items()]
-        return {"common": common, "ranks": ranks, "metrics": loop.callback_metrics(trainer)}
+        metrics = loop.callback_metrics(trainer)
+        return {"common": common, "ranks": ranks, "lost": lost, "metrics": metrics}
 
-    def restore(self, trainer: pl.Trainer) -> None:
-        """Restore the values of the checkpoint that the run resumes from, once."""
+    def _restore(self, trainer: pl.Trainer) -> None:
+        """Restore the values of the checkpoint that the run resumes from."""
         resumed, self.resumed = self.resumed, None
         if resumed is None:
             return
@@ -91,7 +97,8 @@ class Attributes:
         known = not ranks or len(ranks) == trainer.world_size
         of_rank = ranks[trainer.global_rank] if ranks and known else []
         owners = {owner: (item, own) for owner, item, own in _owners(trainer)}
-        lost = [] if known else [f"{owner}.{name}" for owner, name, _ in ranks[0]]
+        lost = list(resumed["lost"])
+        lost += [] if known else [f"{owner}.{name}" for owner, name, _ in ranks[0]]
         for owner, name, value in [*resumed["common"], *of_rank]:
             try:
                 item, own = owners[owner]
@@ -176,19 +183,32 @@ def _values(
         return take(tensor.detach())
 
     values = {}
-    for owner, _, own in _owners(trainer):
+    for owner, item, own in _owners(trainer):
         for name, value in own.items():
             if wanted is None or (owner, name) in wanted:
                 try:
                     values[owner, name] = _plain(value, taken)
-                except _OtherError:
-                    continue
+                except Exception:  # of any class: these objects are the user's
+                    if take is _mark and _is_users(item):
+                        values[owner, name] = _identity(value, taken)
     return values
 
 
+def _identity(value: Any, take: Take) -> Any:
+    """What changes with an object that cannot be saved, and with its own plain attributes."""
+    parts = []
+    for name, part in getattr(value, "__dict__", {}).items():
+        try:
+            parts.append((name, _plain(part, take)))
+        except Exception:
+            parts.append((name, id(part)))
+    return type(value).__qualname__, parts or id(value)
+
+
 def _mark(tensor: torch.Tensor) -> Any:
-    is_small = tensor.numel() <= HASHED
-    return tuple(tensor.shape), digest(tensor) if is_small else checksums([tensor])[0]
+    step = -(-tensor.numel() // HASHED) or 1
+    total = checksums([tensor]) if step > 1 else []
+    return tuple(tensor.shape), total, digest(tensor.flatten()[::step])
 
 
 def _copy(tensor: torch.Tensor) -> Any:
@@ -233,14 +253,6 @@ def _plain(value: Any, take: Take, depth: int = 0) -> Any:
         return {KIND: "python generator", "value": value.getstate()}
     if callable(getattr(value, "state_dict", None)) and hasattr(value, "load_state_dict"):
         return {KIND: "state_dict", "value": within(value.state_dict())}
-    if _is_users(value) and hasattr(value, "__dict__") and not isinstance(value, type):
-        parts = {}
-        for name, part in vars(value).items():
-            try:
-                parts[name] = within(part)
-            except _OtherError:
-                continue
-        return {KIND: "object", "value": parts}
     raise _OtherError
 
 
@@ -267,12 +279,7 @@ def _restored(saved: Any, present: Any, trainer: pl.Trainer) -> Any:
         return present
     kind, value = saved[KIND], saved["value"]
     if kind == "tensor":
-        value = value.to(trainer.strategy.root_device) if saved["moved"] else value.clone()
-        is_alike = isinstance(present, torch.Tensor) and present.shape == value.shape
-        if not is_alike or (present.dtype, present.device) != (value.dtype, value.device):
-            return value
-        with torch.no_grad():
-            return present.copy_(value)
+        return value.to(trainer.strategy.root_device) if saved["moved"] else value.clone()
     if kind == "array":
         return within(value).numpy()
     if kind == "deque":
@@ -286,7 +293,4 @@ def _restored(saved: Any, present: Any, trainer: pl.Trainer) -> Any:
         present.setstate(value)
     if kind == "state_dict":
         present.load_state_dict(within(value))
-    if kind == "object":
-        for name, part in value.items():
-            setattr(present, name, _restored(part, getattr(present, name, None), trainer))
     return present

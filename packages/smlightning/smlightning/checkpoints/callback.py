@@ -68,9 +68,6 @@ class BeforeHooks(pl.Callback):
                 "pass Trainer(callbacks=[*run.callbacks(), ...])",
             )
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.checkpoints.attributes.begin(trainer)
-
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
         self.checkpoints.before_batch(trainer)
 
@@ -390,7 +387,7 @@ class Checkpoints(Checkpoint):
     # Called by BeforeHooks, on every rank
 
     def before_batch(self, trainer: pl.Trainer) -> None:
-        self.attributes.restore(trainer)
+        self.attributes.begin(trainer)
         if self.resumes_within_epoch:
             loop.continue_epoch(trainer)
             self.resumes_within_epoch = False
@@ -400,7 +397,7 @@ class Checkpoints(Checkpoint):
 
     def before_epoch(self, trainer: pl.Trainer) -> None:
         """Always save the end of the epoch before, if another checkpoint is being written, too."""
-        self.attributes.restore(trainer)
+        self.attributes.begin(trainer)
         self._take(trainer, wait_for_last=self.agreement.save)
 
     def before_validation(self, trainer: pl.Trainer) -> None:
@@ -410,7 +407,7 @@ class Checkpoints(Checkpoint):
         """
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
-        self.attributes.restore(trainer)
+        self.attributes.begin(trainer)
         start_averages(trainer)
         if self.between_steps:
             self.position = replace(self.position, validation_next=True)
