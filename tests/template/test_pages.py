@@ -248,6 +248,8 @@ def test_the_pages_data_model_and_predictions_train_on_two_ranks(tmp_path: Path)
         made.run("python", "src/predict.py", "0.1,0.2", "0.9,0.9").stdout
         == "0.1,0.2\t1\n0.9,0.9\t0\n"
     )
+    wrong = made.run("python", "src/predict.py", "0.1", check=False)
+    assert wrong.stderr == "error: '0.1' is no point; write two numbers, such as 0.1,0.2\n"
     made.run("python", "-m", "ruff", "check", "src")
 
 

@@ -87,7 +87,8 @@ class Launch:
         """Simulate the job here, on at most two hosts; its lines are printed as they come.
 
         Args:
-            options: further ones of `smlightning rehearse`.
+            options: further ones of `smlightning rehearse`, as in
+                ``rehearse("--channel", "training=FOLDER")``.
 
         Raises:
             UserError: a check failed, or the rehearsal cannot run here.
@@ -102,6 +103,9 @@ class Launch:
             status = run_and_print(command, self.project.root)
         if status:
             hint = 'correct the problem above; if it cannot run here, Launch(accept=["rehearsal"])'
+            if self.job.channels and not options:
+                name = next(iter(self.job.channels))
+                hint = f'pass each channel a folder, launch.rehearse("--channel", "{name}=DIR")'
             raise UserError(f"the rehearsal failed (exit status {status})", f"{hint}; {AGAIN}")
         self._passed[REHEARSAL] = checked
 
