@@ -162,7 +162,8 @@ def one_lightning(code: str) -> str:
 def script(moved: Project, tmp_path: Path) -> Path:
     """The project before its move, with what the page says of one that keeps its script."""
     folder = shutil.copytree(EXAMPLE / "before", tmp_path / "script")
-    shutil.copy(moved.path / "src" / "dist.py", folder)
+    for name in ("dist.py", "requirements.txt"):
+        shutil.copy(moved.path / "src" / name, folder)
     for path in folder.rglob("*.py"):
         path.write_text(one_lightning(path.read_text("utf-8")), "utf-8")
     (diff,) = re.findall(r"```diff\n(.*?)```", moved.read(PAGE), re.S)
@@ -202,6 +203,7 @@ def test_a_script_of_the_other_lightning_is_rehearsed(
 ) -> None:
     """The rehearsal sees its ranks: here one on each host, which is a finding."""
     folder = shutil.copytree(EXAMPLE / "before", tmp_path / "script")
+    shutil.copy(moved.path / "src" / "requirements.txt", folder)
     copy_lightning(folder)
     command = [*size(2, 1, "torch_distributed"), "--source-dir", str(folder)]
     command += [f"--channel=training={data}", "--", "--epochs", "1"]

@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 
 import checkout
 from projects import ENVIRONMENT, Project, bake
-from smlightning_sagemaker.preflight import requirements
+from smlightning_sagemaker.job import requirements_file
 
 STOCK = """
 import tempfile, torch
@@ -124,7 +124,7 @@ def test_every_installation_keeps_the_pinned_versions(tmp_path: Path) -> None:
 
 def pinned(path: Path) -> list[str]:
     """The lines of a lock without their hashes, and without wheels by their path."""
-    lines = (line.partition(" --hash")[0].strip() for line in requirements.lines(path))
+    lines = (line.partition(" --hash")[0].strip() for line in requirements_file.lines(path))
     return [line for line in lines if ".whl" not in line]
 
 
@@ -215,8 +215,8 @@ def test_the_workflows_lock_has_what_preflight_imports_and_runs() -> None:
     """Without uv, preflight would skip whether src/requirements.txt fits the image."""
     tools = tomllib.loads((checkout.PACKAGES[1] / "pyproject.toml").read_text())["project"]
     needed = {Requirement(text).name for text in tools["dependencies"]}
-    lines = requirements.lines(checkout.PROJECT / ".github" / "requirements.txt")
-    locked = {found.name for found in map(requirements.requirement_of, lines) if found}
+    lines = requirements_file.lines(checkout.PROJECT / ".github" / "requirements.txt")
+    locked = {found.name for found in map(requirements_file.requirement_of, lines) if found}
     assert {*needed, "uv"} <= locked
 
 

@@ -158,9 +158,9 @@ def test_a_lost_rank_ends_the_job_with_its_cause_and_shows_no_secret(
     command += [word for name in SECRETS for word in ("--inherit", name)]
     command += options(words, 2)
     report = rehearse(project, tmp_path, *command, **without_sdk, **dict.fromkeys(SECRETS, VALUE))
-    assert report["exit_status"] == 1 and 0 not in report["exit_codes"]
+    assert report["exit_status"] == 0 and 0 not in report["exit_codes"], report["output"]
     of_checks = verdicts(report)
-    assert of_checks.pop("hosts-succeeded") == "failed"
+    assert of_checks.pop("hosts-succeeded") == "skipped"
     names = {"ends-in-time", "failure-names-cause"}
     passed = {name for name, verdict in of_checks.items() if verdict == "passed"}
     assert passed >= names, (report["exit_codes"], report["checks"])

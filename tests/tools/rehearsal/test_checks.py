@@ -94,17 +94,30 @@ def test_a_failure_gives_its_cause_once_and_skips_checks_without_evidence(
     assert failed(verdicts) == {"hosts-succeeded"}
     detail = by_name(verdicts)["hosts-succeeded"].detail
     assert detail.count("no room") == 1 and "more" not in detail
-    check = by_name(verdicts)["weights-identical"]
-    assert (check.verdict, check.detail) == (SKIPPED, checks.FAILED_BEFORE)
+    names = ["weights-identical"] if seen else ["weights-identical", "one-writer", "one-printer"]
+    for name in names:
+        check = by_name(verdicts)[name]
+        assert (check.verdict, check.detail) == (SKIPPED, checks.FAILED_BEFORE)
 
 
-def test_the_cause_of_an_exception_that_the_toolkit_cut_is_in_the_log(tmp_path: Path) -> None:
-    text = 'Command "torchrun train.py"'
-    hosts = ended_hosts(
-        tmp_path, [("failure", f'ExitCode 1\nErrorMessage "RuntimeError\n"\n{text}')]
-    )
-    (hosts[0].base / "log.txt").write_text("[rank0]: RuntimeError: no room\n more\n")
-    assert checks.cause(hosts[0]) == "[rank0]: RuntimeError: no room"
+@pytest.mark.parametrize(
+    "message, log, expected",
+    [
+        ("RuntimeError\n", "[rank0]: RuntimeError: no room", "[rank0]: RuntimeError: no room"),
+        (
+            "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\n",
+            "usage: x\ntrain.py: error: unrecognized arguments: --x 2\nx.ChildFailedError: ",
+            "train.py: error: unrecognized arguments: --x 2",
+        ),
+    ],
+)
+def test_the_cause_that_the_toolkit_cut_is_in_the_log(
+    message: str, log: str, expected: str, tmp_path: Path
+) -> None:
+    text = f'ExitCode 1\nErrorMessage "{message}"\nCommand "torchrun train.py"'
+    hosts = ended_hosts(tmp_path, [("failure", text)])
+    (hosts[0].base / "log.txt").write_text(f"{log}\n more\n")
+    assert checks.cause(hosts[0]) == expected
 
 
 def test_files_that_do_not_spoil_each_other_have_several_writers(tmp_path: Path) -> None:
@@ -206,9 +219,22 @@ def test_the_cause_is_in_what_sagemaker_shows(kind: str, tmp_path: Path) -> None
         host.ended_at = 12.0
     plan = replace(PLAN, fault=Fault(kind, 3))
     verdicts = checks.judge(plan, Attempt(tmp_path, hosts, [replace(GOOD[3], fault_at=2.0)]))
+    assert by_name(verdicts)["hosts-succeeded"].verdict == SKIPPED
     ends, cause = by_name(verdicts)["ends-in-time"], by_name(verdicts)["failure-names-cause"]
     assert ends.verdict == PASSED and "10.0 s" in ends.detail
     assert cause.verdict == FAILED and "[2]" in cause.detail
+
+
+@pytest.mark.parametrize(
+    "codes, fault_at, verdict",
+    [((1, 1), 2.0, SKIPPED), ((0, 1), 2.0, FAILED), ((1, 1), None, FAILED), ((0, 0), None, PASSED)],
+)
+def test_a_fault_has_to_fail_every_host(
+    codes: tuple[int, int], fault_at: float | None, verdict: str, tmp_path: Path
+) -> None:
+    hosts = [Host(i, "", tmp_path, exit_code=code) for i, code in enumerate(codes)]
+    attempt = Attempt(tmp_path, hosts, [replace(GOOD[3], fault_at=fault_at)])
+    assert checks.hosts_failed(PLAN, attempt).verdict == verdict
 
 
 def saw(*batches: list[list[str]], samples_differ: bool = True) -> list[Rank]:

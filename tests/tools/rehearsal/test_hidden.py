@@ -5,14 +5,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 from small_rehearsal import planned, stranger
 
+from smlightning_sagemaker.rehearsal.hidden import with_requirements
 from smlightning_sagemaker.rehearsal.hosts import copy_stubs
 
 LOOK = """
-import torch, rehearsal_hidden
 from importlib import metadata, util
-rehearsal_hidden.hide()
 import numpy, datasets, sagemaker_training
 assert metadata.version("numpy") and not util.find_spec("unlocked")
 assert "unlocked" not in {each.name for each in metadata.distributions()}
@@ -48,5 +48,47 @@ def test_a_package_that_is_only_installed_here_is_missing_on_hosts(
     assert ended.stderr.endswith("ModuleNotFoundError: No module named 'unlocked'\n"), ended.stderr
 
 
-def test_nothing_is_hidden_from_another_script(installed: Path, tmp_path: Path) -> None:
-    assert not planned(tmp_path, "--source-dir", str(stranger(tmp_path / "other"))).hidden_modules
+@pytest.mark.parametrize(
+    "written, is_hidden",
+    [
+        (None, True),
+        ("tqdm\n", True),
+        ("unlocked>=1 --hash=sha256:00\n", False),
+        ("Unlocked; python_version > '2'\n", False),
+        ("./unlocked-1-py3-none-any.whl  # a wheel\n", False),
+    ],
+)
+def test_hosts_of_another_script_lack_what_its_folder_does_not_list(
+    written: str | None, is_hidden: bool, installed: Path, tmp_path: Path
+) -> None:
+    source = stranger(tmp_path / "other")
+    if written is not None:
+        (source / "requirements.txt").write_text(written)
+    plan = planned(tmp_path, "--source-dir", str(source))
+    assert ("unlocked" in plan.hidden_modules) == is_hidden
+    assert "pytorch_lightning" in plan.hidden_modules
+    assert not {"torch", "numpy", "sagemaker_training"} & {*plan.hidden_modules}
+
+
+def test_extras_and_what_packages_require_are_on_hosts() -> None:
+    requires = {
+        "a": ["b[more]", "c; extra == 'less'"],
+        "b": ["d; extra == 'more'", "a"],
+        "c": [],
+        "d": [],
+    }
+    assert with_requirements([Requirement("A")], requires) == {"a", "b", "d"}
+    assert with_requirements([Requirement("a[less]")], requires) == {"a", "b", "c", "d"}
+
+
+@pytest.mark.parametrize("line", ["-r more.txt", "-e .", "./package"])
+def test_a_line_without_a_name_hides_nothing_and_is_printed(
+    line: str, installed: Path, tmp_path: Path
+) -> None:
+    source = stranger(tmp_path / "other")
+    (source / "requirements.txt").write_text(f"--index-url https://x\n{line}\n")
+    plan = planned(tmp_path, "--source-dir", str(source))
+    assert not plan.hidden_modules
+    assert plan.notes[0] == (
+        f'no package is hidden from the hosts: "{line}" in requirements.txt has no name'
+    )

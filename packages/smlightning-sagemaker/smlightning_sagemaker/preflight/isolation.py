@@ -6,7 +6,7 @@ from typing import Any
 
 from smlightning import hub
 from smlightning_sagemaker.findings import Finding, error
-from smlightning_sagemaker.job import images
+from smlightning_sagemaker.job import images, requirements_file
 from smlightning_sagemaker.job.job import Job
 from smlightning_sagemaker.preflight import network, requirements
 from smlightning_sagemaker.preflight.channels import texts_of_options
@@ -32,7 +32,7 @@ def packages(job: Job, request: dict[str, Any], project: Project) -> Iterator[Fi
 
 def lightning(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
     """AWS's images hold no Lightning (their uv.lock), and an isolated container downloads none."""
-    lines = requirements.lines(project.requirements)
+    lines = requirements_file.lines(project.requirements)
     is_found = any(line.startswith(("--find-links", "-f")) for line in lines)
     missing = "pytorch-lightning" not in requirements.names(job, project) and not is_found
     if request.get("EnableNetworkIsolation") and images.profile(job) and missing:

@@ -9,7 +9,7 @@ from ipaddress import ip_network
 from typing import Any
 
 from smlightning_sagemaker.findings import Finding, error, warning
-from smlightning_sagemaker.job import aws, instances
+from smlightning_sagemaker.job import aws, instances, requirements_file
 from smlightning_sagemaker.job.job import Job
 from smlightning_sagemaker.preflight import requirements
 from smlightning_sagemaker.project import Project
@@ -152,7 +152,7 @@ def indexes(job: Job, body: dict[str, Any], project: Project) -> list[str]:
     if requirements.CODEARTIFACT in variables:
         return ["CodeArtifact"]
     texts = [variables.get(name, "") for name in INDEXES]
-    texts += requirements.lines(project.requirements)
+    texts += requirements_file.lines(project.requirements)
     return [host for text in texts for host in HOST.findall(text)] or ["pypi.org"]
 
 

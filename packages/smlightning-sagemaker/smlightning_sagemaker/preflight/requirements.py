@@ -3,7 +3,6 @@
 `make lock` writes the file. Here its lines are read, and uv resolves it for the image's Python.
 """
 
-import functools
 import hashlib
 import os
 import re
@@ -12,15 +11,16 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from smlightning_sagemaker.findings import Finding, error, skipped
 from smlightning_sagemaker.job import images
 from smlightning_sagemaker.job.images import Profile
 from smlightning_sagemaker.job.job import Job
+from smlightning_sagemaker.job.requirements_file import INCLUDES, lines, requirement_of
 from smlightning_sagemaker.project import Project
 
 # Packages that the image has built for its CUDA, NCCL, EFA and SMDDP; pip would install PyPI's
@@ -61,8 +61,6 @@ WITHOUT_LOGIN = (
     f"use a repository of CodeArtifact ({CODEARTIFACT} in [environment]), wheels in src/, or an "
     "index in your VPC that asks for no login"
 )
-# A line that installs what it does not name.
-INCLUDES = re.compile(r"-[re]|--(requirement|editable)")
 HASH = re.compile(r"--hash[= ](\w+:[0-9a-fA-F]+)")
 
 # Messages of uv.
@@ -72,32 +70,6 @@ UNREACHED = re.compile(
     r"|\b(401|403|407)\b"
 )
 UNBUILT = re.compile(r"(?i)has no (usable )?wheels|building (from )?source|build.* is disabled")
-
-
-def lines(path: Path) -> list[str]:
-    """The lines of a requirements.txt; none if there is no such file.
-
-    Lines that a backslash continues are joined; comments and empty lines are left out.
-    """
-    if not path.is_file():
-        return []
-    text = path.read_text(encoding="utf-8", errors="replace")
-    joined = re.sub(r"\\\r?\n", " ", text)
-    stripped = (re.sub(r"(^|\s)#.*", "", line).strip() for line in joined.splitlines())
-    return [line for line in stripped if line]
-
-
-@functools.cache
-def requirement_of(line: str) -> Requirement | None:
-    """The package that a line names, a wheel by its path too; None for options and other paths."""
-    text = re.split(r"\s--", line)[0].strip()  # without hashes
-    try:
-        if text.endswith(".whl") and "@" not in text:
-            name = parse_wheel_filename(PurePosixPath(text).name)[0]
-            return Requirement(f"{name} @ {text}")
-        return Requirement(text)
-    except (InvalidRequirement, InvalidWheelFilename):
-        return None
 
 
 def markers(python: str) -> dict[str, str]:

@@ -136,8 +136,8 @@ def cause(host: Host) -> str:
     log = host.base / "log.txt"
     if (not line or line.startswith("Command ")) and log.is_file():
         text = log.read_text(errors="replace")
-        errors = [found for found in text.splitlines() if re.search("[eE]rror: ", found)]
-        return errors[-1] if errors else line
+        errors = [found for found in text.splitlines() if re.search(r"[eE]rror: +\S", found)]
+        return errors[-1].strip() if errors else line
     return line
 
 
@@ -146,7 +146,7 @@ def cause_line(failure: str | None) -> str:
     for line in (failure or "").splitlines():
         text = line.strip()
         text = re.sub(r'^(ErrorMessage ")?(\[rank\d+\]:\s*)?', "", text).rstrip('"; ')
-        if not re.match(r"(ExitCode|\w+Error:?$|raise |$)", text):
+        if not re.match(r"(ExitCode|[\w.]+Error:?$|raise |$)", text):
             return shorten(text, 400, placeholder=" …")
     return ""
 
@@ -351,6 +351,8 @@ def one_writer(plan: Plan, attempt: Attempt) -> Conclusion:
 
     Checkpoints of all hosts go to one place. Other files are a host's own.
     """
+    if not attempt.ranks:
+        return incomplete(attempt, "no process trained")
     details = []
     writers = 0
     for rank in attempt.ranks:
@@ -383,6 +385,8 @@ def same_file(one: Rank, other: Rank) -> list[str]:
 
 def one_printer(plan: Plan, attempt: Attempt) -> Conclusion:
     """Only one rank of a host prints while it trains."""
+    if not attempt.ranks:
+        return incomplete(attempt, "no process trained")
     others = [rank.rank for rank in attempt.ranks if rank.local_rank and rank.printed]
     if others:
         return Conclusion(FAILED, f"ranks {others} printed during training, too")
@@ -456,6 +460,16 @@ def weights_as_undisturbed(restarted: Attempt, undisturbed: Attempt) -> Conclusi
 # After a fault.
 
 
+def hosts_failed(plan: Plan, attempt: Attempt) -> Conclusion:
+    """A rank's fault has to fail every host; before it, none may fail."""
+    verdict, detail = hosts_succeeded(plan, attempt)
+    if all(rank.fault_at is None for rank in attempt.ranks):
+        return Conclusion(verdict, detail)
+    if any(host.exit_code == 0 for host in attempt.hosts):
+        return Conclusion(FAILED, f"a host succeeded in spite of the fault: {detail}")
+    return Conclusion(SKIPPED, f"the fault has to fail them: {detail}")
+
+
 def ends_after_fault(plan: Plan, attempt: Attempt) -> Conclusion:
     """Every host ended by itself soon after a rank's fault."""
     times = [rank.fault_at for rank in attempt.ranks if rank.fault_at is not None]
@@ -526,7 +540,7 @@ OF_A_JOB: dict[str, Judge] = {
     "model-predicts": model_predicts,
 }
 AFTER_A_FAULT: dict[str, Judge] = {
-    "hosts-succeeded": hosts_succeeded,
+    "hosts-succeeded": hosts_failed,
     "ends-in-time": ends_after_fault,
     "failure-names-cause": failure_names_cause,
 }
@@ -544,14 +558,19 @@ HINTS = (
     (
         "hosts-succeeded",
         "unrecognized arguments|expected .* argument|invalid .* value",
-        "SageMaker passes each hyperparameter as --name value, and True as a word: give every "
-        "option of the parser a value",
+        "use options that the script has, and give every option of its parser a value: SageMaker "
+        "passes each hyperparameter as --name value, and True as a word",
     ),
     (
         "hosts-succeeded",
         "FileNotFoundError|No such file",
         "SageMaker uploads the folder of train.py only: put data into a channel and read "
         'os.environ["SM_CHANNEL_TRAINING"]',
+    ),
+    (
+        "hosts-succeeded",
+        "No module named",
+        "add the package to requirements.txt next to train.py, and install it here, too",
     ),
     (
         "world-size",

@@ -28,8 +28,8 @@ weights and outputs. It sends no job and reads nothing from AWS.
 EPILOG = """\
 Defaults come from job.toml.
 
-exit status: 0 if every host succeeded and every check passed, 1 if not, 2 for a mistake on
-this command line or in job.toml, 130 after Ctrl-C.
+exit status: 0 if no check failed, 1 if one did, 2 for a mistake on this command line or in
+job.toml, 130 after Ctrl-C.
 """
 
 

@@ -1,49 +1,56 @@
 """What is installed here and missing on a host: neither requirements.txt nor the image has it."""
 
 import functools
-import re
 import sys
 from collections.abc import Iterable, Mapping
 from importlib.metadata import distributions, packages_distributions
+from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from smlightning_sagemaker.job import images
 from smlightning_sagemaker.job.job import Job
-from smlightning_sagemaker.project import Project
+from smlightning_sagemaker.job.requirements_file import INCLUDES, lines, requirement_of
 
 # What AWS's images hold, next to what an image's profile lists.
 OF_IMAGES = frozenset(
     """
     torch torchvision torchaudio boto3 mpi4py sagemaker-training sagemaker-pytorch-training
-    pip setuptools wheel smlightning
+    numpy pillow pip setuptools wheel
     """.split()  # noqa: SIM905
 )
 
-LOCKED = re.compile(r"(?m)^([\w.-]+)(?:\[[^\]]*\])?==")  # names at the start of lines
 
+def hidden(job: Job, source: Path) -> tuple[list[str], list[str], str]:
+    """Modules and packages of this environment that a host lacks, by name, and a note on them.
 
-def hidden(job: Job, project: Project) -> tuple[list[str], list[str]]:
-    """Modules and packages of this environment that a host lacks, by name.
-
-    Modules of src/ are not among them, whatever their names. Nothing is hidden if requirements.txt
-    has no hashes, and so does not name all, or if the image is not AWS's.
+    A host has what the image and the source folder's requirements.txt list, and what these packages
+    require here. Modules of the folder are not among the hidden ones, whatever their names. Nothing
+    is hidden if the image is not AWS's, or if a line of requirements.txt gives no name.
     """
-    profile, lock = images.profile(job), project.requirements
-    text = lock.read_text(encoding="utf-8", errors="replace") if lock.is_file() else ""
-    if profile is None or "--hash" not in text:
-        return [], []
+    profile = images.profile(job)
+    if profile is None:
+        return [], [], "no package is hidden from the hosts: the image is not AWS's"
+    listed = [Requirement(name) for name in {*OF_IMAGES, *profile.packages}]
+    for line in lines(source / "requirements.txt"):
+        requirement = requirement_of(line)
+        if requirement:
+            listed.append(requirement)
+        elif INCLUDES.match(line) or not line.startswith("-"):
+            note = f'no package is hidden from the hosts: "{line}" in requirements.txt has no name'
+            return [], [], note
     requires, providers = installed(tuple(sys.path))
-    listed = {*OF_IMAGES, *profile.packages, *LOCKED.findall(text)}
-    on_host = with_requirements(map(canonicalize_name, listed), requires)
+    on_host = with_requirements(listed, requires)
     modules = {
         module
         for module, packages in providers.items()
         if on_host.isdisjoint(map(canonicalize_name, packages))
     }
-    own = {path.stem for path in project.src.iterdir()}
-    return sorted(modules - own), sorted(requires.keys() - on_host)
+    own = {path.stem for path in source.iterdir()}
+    packages = sorted(requires.keys() - on_host)
+    note = "packages of this environment that neither requirements.txt nor the image lists"
+    return sorted(modules - own), packages, f"hidden from the hosts: {len(packages)} {note}"
 
 
 @functools.cache
@@ -55,16 +62,20 @@ def installed(path: tuple[str, ...]) -> tuple[dict[str, list[str]], Mapping[str,
     return requires, packages_distributions()
 
 
-def with_requirements(names: Iterable[str], requires: Mapping[str, Iterable[str]]) -> set[str]:
-    """The packages, and what they require here, without extras."""
-    found: set[str] = set()
-    left = [*names]
+def with_requirements(
+    listed: Iterable[Requirement], requires: Mapping[str, Iterable[str]]
+) -> set[str]:
+    """The names of the packages and of what they require here, with the extras that are asked."""
+    found: set[tuple[str, str]] = set()
+    left = [*listed]
     while left:
-        name = left.pop()
-        if name in found:
-            continue
-        found.add(name)
-        for requirement in map(Requirement, requires.get(name, ())):
-            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-                left.append(canonicalize_name(requirement.name))
-    return found
+        requirement = left.pop()
+        name = canonicalize_name(requirement.name)
+        for extra in {"", *requirement.extras}:
+            if (name, extra) in found:
+                continue
+            found.add((name, extra))
+            for needed in map(Requirement, requires.get(name, ())):
+                if needed.marker is None or needed.marker.evaluate({"extra": extra}):
+                    left.append(needed)
+    return {name for name, _ in found}

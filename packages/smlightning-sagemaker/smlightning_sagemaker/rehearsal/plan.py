@@ -140,10 +140,8 @@ def make_plan(arguments: argparse.Namespace, project: Project) -> Plan:
     if not of_project:  # a script that does not decode: the toolkit does with them what it does
         plain = {name: json.dumps(value) for name, value in job.hyperparameters.items()}
         body["HyperParameters"].update(plain)
-    modules, packages = hidden(job, project) if of_project else ([], [])
-    if packages:
-        note = "packages of this environment that neither requirements.txt nor the image lists"
-        notes.insert(0, f"hidden from the hosts: {len(packages)} {note}")
+    modules, packages, note = hidden(job, source)
+    notes.insert(0, note)
     return Plan(
         hosts=cluster.hosts,
         processes=cluster.processes,

@@ -1,7 +1,4 @@
-"""Hides modules and packages that this machine has and a host of SageMaker lacks.
-
-What was imported before torch stays: preflight finds its import in src/.
-"""
+"""Hides modules and packages that this machine has and a host of SageMaker lacks."""
 
 import importlib.metadata
 import json

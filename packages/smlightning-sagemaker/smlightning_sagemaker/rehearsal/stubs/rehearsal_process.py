@@ -19,7 +19,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import rehearsal_hidden
 import rehearsal_tensors
 import torch
 import torch.distributed as dist
@@ -37,7 +36,6 @@ def watch() -> None:
     """Watch this process, if it belongs to a rehearsal's host."""
     if "REHEARSAL_EVIDENCE" not in os.environ:
         return
-    rehearsal_hidden.hide()
     facts["host"] = int(os.environ["REHEARSAL_HOST"])
     watch_files(os.environ["REHEARSAL_BASE"], facts["files"])
     register_optimizer_step_post_hook(count_step)

@@ -1,0 +1,37 @@
+"""The lines of a requirements.txt, and the packages that they name."""
+
+import functools
+import re
+from pathlib import Path, PurePosixPath
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
+# A line that installs what it does not name.
+INCLUDES = re.compile(r"-[re]|--(requirement|editable)")
+
+
+def lines(path: Path) -> list[str]:
+    """The lines of a requirements.txt; none if there is no such file.
+
+    Lines that a backslash continues are joined; comments and empty lines are left out.
+    """
+    if not path.is_file():
+        return []
+    text = path.read_text(encoding="utf-8", errors="replace")
+    joined = re.sub(r"\\\r?\n", " ", text)
+    stripped = (re.sub(r"(^|\s)#.*", "", line).strip() for line in joined.splitlines())
+    return [line for line in stripped if line]
+
+
+@functools.cache
+def requirement_of(line: str) -> Requirement | None:
+    """The package that a line names, a wheel by its path too; None for options and other paths."""
+    text = re.split(r"\s--", line)[0].strip()  # without hashes
+    try:
+        if text.endswith(".whl") and "@" not in text:
+            name = parse_wheel_filename(PurePosixPath(text).name)[0]
+            return Requirement(f"{name} @ {text}")
+        return Requirement(text)
+    except (InvalidRequirement, InvalidWheelFilename):
+        return None
