@@ -25,6 +25,10 @@ from rehearsal_process import (
 if TYPE_CHECKING:  # a script may import the other package, and each takes seconds
     from pytorch_lightning import LightningModule, Trainer
 
+# The first epoch of the first fit; -1 in a later one. A resuming run restores plain attributes of
+# callbacks, so it is none.
+first_epoch: list[int] = []
+
 
 class Recorder:
     """Notes rank, data, metrics, weights and calls of ``prepare_data``.
@@ -35,7 +39,6 @@ class Recorder:
 
     def __init__(self, library: Any) -> None:
         self.weights: dict[str, str] = {}
-        self.first_epoch: int | None = None  # None before the first fit, -1 in a later one
         facts.setdefault("prepare_data", [])
         facts.setdefault("metrics", {})
         facts["package"] = getattr(sys.modules.get("smlightning"), "__file__", None) or ""
@@ -59,7 +62,7 @@ class Recorder:
 
     def on_train_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         facts["first_step"] = trainer.global_step
-        self.first_epoch = -1 if "batches" in facts else None
+        first_epoch[:] = [-1] if "batches" in facts else []
         facts.setdefault("batches", [])
         facts.setdefault("samples", [])
 
@@ -70,9 +73,9 @@ class Recorder:
 
         A run that resumes at an epoch's end begins with the next one: the epoch is known only now.
         """
-        if self.first_epoch is None:
-            self.first_epoch = trainer.current_epoch
-        if trainer.current_epoch == self.first_epoch:
+        if not first_epoch:
+            first_epoch.append(trainer.current_epoch)
+        if trainer.current_epoch == first_epoch[0]:
             note_batch(facts["batches"], facts["samples"], batch)
 
     def on_train_batch_end(self, trainer: "Trainer", *_: Any) -> None:
