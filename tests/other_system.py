@@ -50,7 +50,9 @@ def become(system: str) -> None:
             importlib.import_module(name)
     # Workers are spawned as Linux does it.
     resource_tracker.ensure_running()
-    queues.sys = synchronize.sys = SimpleNamespace(platform=sys.platform)  # type: ignore
+    queues.sys = synchronize.sys = SimpleNamespace(  # type: ignore
+        platform=sys.platform, maxsize=sys.maxsize
+    )
     signal_handling.IS_WINDOWS = system == "win32"
     lacks = LACKS[system]
     for name in lacks["modules"].split():
