@@ -55,7 +55,9 @@ def test_the_rehearsal_simulates_the_changed_job(
     launch.rehearse()
     assert jobs == [launch.job]
     monkeypatch.setattr(notebook, "run_and_print", lambda *_: 2)  # it could not start
-    with pytest.raises(UserError, match=r"exit status 2.*accept=\[\"rehearsal\"\]"):
+    with pytest.raises(UserError, match=r"exit status 2.*rehearse\(\"--channel\", \"training=DIR"):
         launch.rehearse()
+    with pytest.raises(UserError, match=r"exit status 2.*accept=\[\"rehearsal\"\]"):
+        launch.rehearse("--channel", "training=data")
     with pytest.raises(UserError, match="preflight has not passed"):
         launch.may_send()

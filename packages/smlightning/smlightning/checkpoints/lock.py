@@ -4,7 +4,7 @@ import errno
 import sys
 from pathlib import Path
 
-from filelock import FileLock, SoftFileLock, Timeout
+from filelock import FileLock, Timeout
 
 from smlightning.errors import UserError
 from smlightning.files import ensure_dir
@@ -22,9 +22,9 @@ def lock(directory: Path) -> FileLock:
     try:
         file_lock.acquire(timeout=SECONDS)
     except Timeout:
-        # Without flock, filelock 4 leaves a file as a mark, which a killed process of another host
-        # does not remove.
-        is_mark = isinstance(file_lock, SoftFileLock)
+        # Without flock, filelock writes process and host into the file as a mark, which a killed
+        # process of another host does not remove.
+        is_mark = Path(file_lock.lock_file).stat().st_size > 0
         remove = f" (if there is none, remove {file_lock.lock_file})" if is_mark else ""
         raise UserError(
             f"Another run is writing to {directory}",
