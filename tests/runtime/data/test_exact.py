@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, Subset, WeightedRandomSampler
 
 from smlightning.data import rng
-from smlightning.data.exact import SETTINGS, exact_loader
+from smlightning.data.exact import SETTINGS, Stream, exact_loader, has_rows
 
 
 class Drawing(Dataset):
@@ -182,6 +182,43 @@ def test_generators_of_the_data_set_and_its_epoch_are_set() -> None:
     assert len({row[1] for row in table.values()}) == 8
     assert {row[3] for row in table.values()} == {2}
     assert rows_of(loader(OwnNoise()), 1) != table
+
+
+class OwnIterator(DataLoader):
+    def _get_iterator(self) -> Any:
+        return super()._get_iterator()
+
+
+def test_a_loader_with_an_iterator_of_its_own_is_a_stream() -> None:
+    assert has_rows(DataLoader(Drawing()))
+    assert not has_rows(OwnIterator(Drawing()))
+
+
+class Stateful:
+    """Three batches, by torchdata's contract."""
+
+    given = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.given < 3:
+            self.given += 1
+            yield self.given
+        self.given = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"given": self.given}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.given = state["given"]
+
+
+def test_a_stream_that_starts_again_next_to_a_longer_one_keeps_the_last_states() -> None:
+    """Lightning fetches one batch ahead: the state of the batch before is asked for."""
+    stream = Stream(Stateful(), seed=0, rank=0)
+    assert [*stream] == [1, 2, 3]
+    assert next(iter(stream)) == 1
+    assert stream.state(3)["state"] == {"given": 3}  # type: ignore[index]
+    assert stream.state(4)["state"] == {"given": 1}  # type: ignore[index]
 
 
 def test_every_setting_of_a_loader_stays() -> None:
