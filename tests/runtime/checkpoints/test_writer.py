@@ -191,10 +191,20 @@ def test_weights_that_are_not_finite_replace_no_checkpoint(
         writer.write()
         writer.finish()
     assert steps(tmp_path) == [2, 1]
+    assert writer.written == Position(step=2)
     newest = files.numbered(tmp_path)[0][1]
     assert (
         f"step 3: weights are not finite; the last good one is {newest}" in capsys.readouterr().err
     )
+
+
+def test_weights_whose_sum_overflows_are_written(tmp_path: Path) -> None:
+    writer = CheckpointWriter(tmp_path)
+    state = {"large": torch.full((4,), 1e38), "double": torch.tensor([1e300], dtype=torch.float64)}
+    writer.hold({"state_dict": state}, Position(step=1), list(state))
+    writer.write()
+    writer.finish()
+    assert steps(tmp_path) == [1]
 
 
 def test_a_snapshot_uses_the_memory_of_the_one_before() -> None:

@@ -568,7 +568,7 @@ class Checkpoints(Checkpoint):
             written = self.position.step and files.numbered(self.directory)
             advice = f"{self.rerun} to resume" if written else RERUN
             print(
-                f"stopped by {signals.name()} at {self.writer.position or self.position}; {advice}",
+                f"stopped by {signals.name()} at {self.writer.written or self.position}; {advice}",
                 file=sys.stderr,
                 flush=True,
             )

@@ -75,7 +75,8 @@ class CheckpointWriter:
         self._shard_size = shard_size
         self._number = number or files.next_number(directory)
         self.keeps_best = self.is_sharded or self._cluster.rank == 0  # or its shard of them
-        self.position: Position | None = None  # of the newest checkpoint
+        self.position: Position | None = None  # of the newest copy that `write` got
+        self.written: Position | None = None  # of the newest checkpoint on disk, on rank 0
         self._validated: _Weights | None = None
         self._best: _Weights | None = None
         self._memory: dict[str, torch.Tensor] = {}  # of the last copy
@@ -112,7 +113,7 @@ class CheckpointWriter:
         Args:
             best: the best weights so far, on the ranks that keep them.
         """
-        self.position = position
+        self.position = self.written = position
         if best is not None:
             self.keep_validated(best)
             self.choose_validated()
@@ -215,6 +216,7 @@ class CheckpointWriter:
             kinds = ("shards", "best")
             every = {kind: [own[kind] for own in written if own[kind]] for kind in kinds}
             path = files.write(self.directory, copy.position, copy.state, every, number)
+            self.written = copy.position
             # One write: the thread that trains prints, too.
             print(checkpoint_line(path, len(every["shards"])) + "\n", end="", flush=True)
             kept = files.prune(self.directory)
