@@ -27,7 +27,7 @@ DOCS = Path(__file__).resolve().parent
 VERDICTS = DOCS / "verdicts.svg"
 COMMAND = [sys.executable, "-m", "smlightning_sagemaker"]
 REHEARSE = ["rehearse"]
-# Of job.toml: preflight rejects this launcher for the default instances; their list price.
+# Changes of job.toml: a launcher that preflight rejects for these instances, and their price.
 CHANGES = {"distribution": '"smddp"', "price_per_hour": "1.408"}
 CURVES = DOCS / "curves.png"
 SHORT = ["--max_steps", "2", "--val_check_steps", "1", "--log_every", "1"]

@@ -185,7 +185,7 @@ class Launch:
         return [file.read_bytes() for file in files if file.is_file()]
 
     def _fingerprint(self) -> str:
-        """Of the job and the code as they are now.
+        """The fingerprint of the job and the code as they are now.
 
         Raises:
             UserError: a file has changed that Configure has read.

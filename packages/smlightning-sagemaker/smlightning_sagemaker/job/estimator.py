@@ -1,4 +1,4 @@
-"""What launch.ipynb gives the SageMaker SDK's v2 estimator, next to the values of job.toml.
+"""Values for the estimator of SDK v2 in launch.ipynb that job.toml does not have.
 
 Only this module needs the SDK. tests/tools/job/test_estimator.py proves that the notebook's
 estimator sends the one request.

@@ -60,5 +60,5 @@ def bf16(instance_type: str) -> bool:
 
 
 def disk(instance_type: str) -> bool:
-    """Whether the instance has disks of its own, in place of those of `volume_gb`."""
+    """Whether the instance has its own disks; SageMaker then ignores `volume_gb`."""
     return bool(_WITH_DISK.match(family(instance_type)))

@@ -231,7 +231,7 @@ def hyperparameters(job: Job) -> dict[str, Any]:
     """The options of train.py, and the flags by which SageMaker's toolkit selects the launcher.
 
     Raises:
-        UserError: a name is none of an option's; the toolkit would pass it to a shell.
+        UserError: a name cannot be that of an option, and a shell would read it.
     """
     for name in job.hyperparameters:
         if not OPTION.fullmatch(name):

@@ -1,4 +1,4 @@
-"""What is installed here and missing on a host: neither requirements.txt nor the image has it."""
+"""Packages that are installed here, but neither in requirements.txt nor in the image."""
 
 import functools
 import sys
@@ -55,7 +55,11 @@ def hidden(job: Job, source: Path) -> tuple[list[str], list[str], str]:
 
 @functools.cache
 def installed(path: tuple[str, ...]) -> tuple[dict[str, list[str]], Mapping[str, list[str]]]:
-    """What each package here requires, and the packages of each module; ``path`` is sys.path."""
+    """The requirements of each installed package, and the packages of each module.
+
+    Args:
+        path: sys.path.
+    """
     requires: dict[str, list[str]] = {}
     for each in distributions():
         requires[canonicalize_name(each.name)] = each.requires or []

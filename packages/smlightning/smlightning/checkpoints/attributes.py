@@ -1,13 +1,13 @@
-"""What training changes in the user's objects, and Lightning's checkpoints leave out.
+"""Saves attributes of model and callbacks, which Lightning's checkpoints leave out.
 
 Lightning saves parameters and buffers. A run that resumes within an epoch skips the hooks that
 begin it, so it would lack what they and the steps before have set: attributes of the model and of
 its modules (a curriculum, a moving average, a metric's sums), of callbacks without a
 ``state_dict``, train and eval modes, ``requires_grad``, random generators, sums of ``self.log``.
 
-What differs from the start of training is saved if it is plain: numbers, text, tensors, arrays,
-generators, collections of these, objects with a ``state_dict``. A resumed run names others that
-were replaced.
+A checkpoint holds the attributes that have changed since the start of training and are plain:
+numbers, text, tensors, arrays, generators, collections of these, objects with a ``state_dict``. A
+resumed run prints the names of others that have changed.
 """
 
 import io
@@ -195,7 +195,7 @@ def _values(
 
 
 def _identity(value: Any, take: Take) -> Any:
-    """What changes with an object that cannot be saved, and with its own plain attributes."""
+    """A mark of an object that cannot be saved: it changes with the object's own attributes."""
     parts = []
     for name, part in getattr(value, "__dict__", {}).items():
         try:

@@ -11,10 +11,13 @@ from smlightning.errors import UserError
 from smlightning.options import check_monitor_name
 
 # Last words of metrics' names, and words that reverse their meaning.
-LOWER_IS_BETTER = set("loss error perplexity mse rmse mae mape wer cer nll fid".split())  # noqa: SIM905
-HIGHER_IS_BETTER = set(
-    "accuracy acc f1 auc auroc bleu rouge iou miou dice precision recall r2 ndcg psnr ssim".split()  # noqa: SIM905
-)
+LOWER_IS_BETTER = {
+    "loss", "error", "perplexity", "mse", "rmse", "mae", "mape", "wer", "cer", "nll", "fid",
+}  # fmt: skip
+HIGHER_IS_BETTER = {
+    "accuracy", "acc", "f1", "auc", "auroc", "bleu", "rouge", "iou", "miou", "dice", "precision",
+    "recall", "r2", "ndcg", "psnr", "ssim",
+}  # fmt: skip
 SIGNED = {"neg", "negative", "minus", "inverse"}
 
 
@@ -67,9 +70,8 @@ class Best:
         """Raise a UserError if a callback takes the other ``mode`` of ``monitor`` for best."""
         for each in callbacks:
             mode = getattr(each, "mode", self.mode)
-            if getattr(each, "monitor", "") == self.monitor and mode in {"max", "min"} - {
-                self.mode
-            }:
+            is_same = getattr(each, "monitor", "") == self.monitor
+            if is_same and mode in ("max", "min") and mode != self.mode:
                 name = type(each).__name__
                 raise UserError(
                     f"{name} has mode={mode!r} for {self.monitor}, and MODE is {self.mode!r}",

@@ -18,7 +18,7 @@ from smlightning.tensors import transform
 SHAPE, ROWS = "shape of a divided tensor", "rows"  # the keys of the plain form
 Shard = dict[str, dict[int, torch.Tensor]]  # a rank's rows, by the tensor's place in the state
 
-# What torch.load(weights_only=True) reads (torch 2.5.1 and 2.13: _weights_only_unpickler.py).
+# torch.load(weights_only=True) reads these (torch 2.5.1 and 2.13: _weights_only_unpickler.py).
 PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 MAPPINGS = (dict, OrderedDict, Counter)
 
