@@ -20,12 +20,14 @@ CLASSES = ["dark", "light"]
 @pytest.fixture
 def channel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The job's channel: 20 dark and 10 light images of different grey, for training."""
+    place = tmp_path / "channel"
     for number in range(30):
-        folder = tmp_path / "train" / CLASSES[number >= 20]
+        folder = place / "train" / CLASSES[number >= 20]
         folder.mkdir(parents=True, exist_ok=True)
         Image.new("L", (3, 2), 5 * number).save(folder / f"{number}.png")
-    monkeypatch.setenv("SM_CHANNEL_TRAINING", str(tmp_path))
-    return tmp_path
+    monkeypatch.setenv("SM_CHANNEL_TRAINING", str(place))
+    monkeypatch.chdir(tmp_path)  # the prepared data lie next to it
+    return place
 
 
 def test_the_examples_have_the_same_file() -> None:
