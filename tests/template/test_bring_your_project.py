@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from example_projects import CONTRACT, assert_five_kills_change_no_bit, bake_example
 from lightning_copy import copy_lightning
 from projects import TEMPLATE, Project, bake
 from rehearsals import failed_checks, rehearse, size, verdicts
@@ -24,13 +25,8 @@ EPOCHS = "8"
 @pytest.fixture(scope="module")
 def moved(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """A project with the example's files, and a channel."""
-    made = bake(tmp_path_factory.mktemp("moved"))
-    shutil.rmtree(made.path / "tests" / "example")
-    shutil.copytree(EXAMPLE / "after", made.path, dirs_exist_ok=True)
-    job = made.read("job.toml").replace("# epochs = 10", 'dataset = "training"')
-    job = job.replace('# training = "s3://my-bucket/my-data/"', 'training = "s3://bucket/data/"')
-    (made.path / "job.toml").write_text(job, "utf-8")
-    return made
+    sources = filter(Path.is_dir, (EXAMPLE / "after").iterdir())
+    return bake_example(tmp_path_factory.mktemp("moved"), *sources)
 
 
 @pytest.fixture(scope="module")
@@ -104,37 +100,14 @@ def test_an_old_checkpoint_gives_the_first_weights(
     assert last_metric(tuned, "test/loss") == pytest.approx(before["test_loss"], rel=0.1)
 
 
-KILLS = """
-import json, sys
-from pathlib import Path
-import small
-from smlightning_sagemaker.testing import runs
-place = Path(sys.argv[1])
-options = {**small.options(place), "checkpoint_steps": 1, "epochs": 3}
-whole = runs.train(place / "whole", options, world_size=2)
-for batches in (3, 5, 2, 4, 3):
-    runs.train(place / "killed", options, world_size=2, kill_at=batches)
-resumed = runs.train(place / "killed", options, world_size=2)
-print(json.dumps([[one[key] == other[key] for key in ("last", "best", "metrics")]
-                  for one, other in zip(whole, resumed)]))
-print(len(whole[0]["batches"]), len(resumed[0]["batches"]))
-"""
-
-
 def test_five_kills_change_no_bit(moved: Project, tmp_path: Path) -> None:
     """On two ranks; the average of the weights and the warm-up are the project's own callbacks."""
-    path = os.pathsep.join((".", "src", "tests"))
-    printed = moved.run("python", "-c", KILLS, str(tmp_path), PYTHONPATH=path).stdout
-    equal, counts = printed.splitlines()[-2:]
-    assert json.loads(equal) == [[True] * 3] * 2
-    whole, resumed = map(int, counts.split())
-    assert 0 < resumed <= whole - 5
+    assert_five_kills_change_no_bit(moved, tmp_path)
 
 
 def test_the_moved_project_keeps_the_contract(moved: Project, tmp_path: Path) -> None:
     """The rehearsal on two hosts included."""
-    command = ["python", "-m", "pytest", "-n", "0", "tests/test_contract.py", "--basetemp"]
-    moved.run(*command, str(tmp_path / "contract"))
+    moved.run(*CONTRACT, str(tmp_path / "contract"))
     (report,) = tmp_path.rglob("report.json")
     assert verdicts(json.loads(report.read_text("utf-8")))["model-predicts"] == "passed"
 
