@@ -7,17 +7,20 @@ package in the test's docstring.
 import inspect
 import re
 import signal
+from datetime import timedelta
 
 import pytest
 import pytorch_lightning as pl
+from lightning_fabric.utilities.distributed import DistributedSamplerWrapper
 from pytorch_lightning.callbacks import WeightAveraging
 from pytorch_lightning.demos.boring_classes import BoringModel
 from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
-from pytorch_lightning.strategies import ModelParallelStrategy
+from pytorch_lightning.strategies import DDPStrategy, ModelParallelStrategy
 from pytorch_lightning.trainer import call
 from pytorch_lightning.trainer.connectors import data_connector
 from pytorch_lightning.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from pytorch_lightning.trainer.connectors.signal_connector import _SignalConnector
+from torch.utils.data import SequentialSampler
 
 from smlightning.cluster import signals
 from smlightning.cluster.sharding import ShardedStrategy
@@ -135,6 +138,20 @@ def test_the_state_is_what_save_checkpoint_writes() -> None:
     """training/loop.py: ``state``"""
     save = inspect.getsource(pl.Trainer.save_checkpoint)
     assert "checkpoint = self._checkpoint_connector.dump_checkpoint(weights_only)" in save
+
+
+def test_strategies_keep_the_timeout_of_the_group() -> None:
+    """cluster/strategies.py: ``ConnectsRanks``"""
+    timeout = timedelta(seconds=7)
+    for strategy in (DDPStrategy, ModelParallelStrategy):
+        assert strategy(timeout=timeout)._timeout == timeout
+
+
+def test_a_divided_sampler_keeps_the_owners() -> None:
+    """data/exact.py: ``_inner``"""
+    sampler = SequentialSampler([0, 1, 2])
+    divided = DistributedSamplerWrapper(sampler, num_replicas=2, rank=0)
+    assert divided.dataset._sampler is sampler
 
 
 def test_weight_averaging_knows_whether_it_has_averaged() -> None:

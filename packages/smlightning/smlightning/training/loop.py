@@ -1,6 +1,7 @@
 """Lightning's training loop (2.6.6): its position, its validations, and resuming within an epoch.
 
-Only this file uses the loop's private names.
+Only this file uses the private names of the loops and of the logger connector; those of the signal
+connector are in cluster/signals.py. tests/runtime/test_upgrades.py checks all of them.
 """
 
 from collections.abc import Callable
