@@ -75,6 +75,22 @@ def test_a_collate_function_is_seeded_by_batch() -> None:
     assert batches(given) == first and len({batch[1] for batch in first}) == 4
 
 
+class Masking:
+    """Collates with a generator of its own, as collators for language models do."""
+
+    def __init__(self) -> None:
+        self.generator = np.random.default_rng(7)
+
+    def __call__(self, samples: list[Any]) -> list[Any]:
+        return [self.generator.random(), samples]
+
+
+def test_generators_of_a_collate_function_are_seeded_by_batch() -> None:
+    first = batches(DataLoader(Drawing(), 2, collate_fn=Masking()))
+    assert batches(DataLoader(Drawing(), 2, collate_fn=Masking()), 0, 1) == first[1:]
+    assert len({batch[0] for batch in first}) == 4
+
+
 def test_a_repeated_row_has_other_random_numbers() -> None:
     """With replacement a rare row comes many times: its augmentation differs each time."""
     often = WeightedRandomSampler([1.0] + [1e-9] * 7, 8)
@@ -109,6 +125,17 @@ def test_the_users_loader_and_data_set_are_not_changed() -> None:
     sent = pickle.loads(pickle.dumps(exact.dataset))  # noqa: S301  as to a worker
     assert sent.name == "drawing"
     assert len(exact) == 4 and exact.batch_sampler.batch_size == 2
+
+
+def test_a_model_may_set_attributes_of_the_data_set_and_the_sampler() -> None:
+    """As a curriculum does by ``trainer.train_dataloader.dataset`` and ``.sampler``."""
+    given = loader(Subset(Drawing(), range(8)), sampler=WeightedRandomSampler([1.0] * 8, 8))
+    exact: Any = exact_loader(given, 1)
+    exact.dataset.level = 2
+    exact.dataset.dataset.name = "another"
+    exact.sampler.weights = torch.tensor([0.0] * 7 + [1.0])
+    assert given.dataset.level == 2 and given.dataset.dataset.name == "another"  # type: ignore[attr-defined]
+    assert {row for batch in exact for row, *_ in batch} == {7}
 
 
 def test_epoch_and_generator_of_a_row_outside_a_loader() -> None:

@@ -195,39 +195,40 @@ class ExactBatches(Resumable):
 class SeededRows(Dataset):
     """Seeds the generators for each row of a data set, and then for the batch.
 
-    Also those that the data set keeps in its attributes. Its ``set_epoch`` is called in each loader
-    worker. Other attributes are the data set's.
+    Also those that the data set and ``collate_fn`` keep in their attributes. Its ``set_epoch`` is
+    called in each loader worker. Other attributes are the data set's, to read and to set.
     """
 
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-        self.own: list[Any] | None = None  # generators
-        self.epoch_set = -1
+    def __init__(self, dataset: Any, collate_fn: Any = None) -> None:
+        vars(self).update(inner=dataset, collate=collate_fn, own=None, epoch_set=-1)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "dataset":  # unpickling asks before it exists
+        if name.startswith("__") or name == "inner":  # unpickling asks before it exists
             raise AttributeError(name)
-        return getattr(self.dataset, name)
+        return getattr(self.inner, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.inner, name, value)
 
     def __len__(self) -> int:
-        return len(self.dataset)
+        return len(self.inner)
 
     def __getitem__(self, request: Any) -> Any:
         """A whole batch of a loader without ``batch_size``, or a row for any other index."""
         moment = getattr(request, "moment", None)
         if moment is None:
-            return self.dataset[request]
+            return self.inner[request]
         index = request.index if isinstance(request, Fetch) else request
         self._enter(moment)
         self._seed_batch(moment, index)
-        return self.dataset[index]
+        return self.inner[index]
 
     def __getitems__(self, request: Fetch) -> Sequence[Any]:
         """The samples of a batch; afterwards the generators are the batch's, for ``collate_fn``."""
         self._enter(request.moment)
-        if _gathers(self.dataset):
+        if _gathers(self.inner):
             self._seed_batch(request.moment, request.index)
-            return self.dataset.__getitems__(request.index)
+            return self.inner.__getitems__(request.index)
         of_all = rng.mix(rng.ROW, *request.moment)
         samples = []
         for at, row in enumerate(request.index):
@@ -235,17 +236,18 @@ class SeededRows(Dataset):
             if at in request.again:
                 number = rng.mix(request.number, at, before=number)
             rng.seed_generators(number, self.own or ())
-            samples.append(self.dataset[row])
+            samples.append(self.inner[row])
         self._seed_batch(request.moment, request.index)
         return samples
 
     def _enter(self, moment: rng.Moment) -> None:
         rng.enter(moment)
         if self.own is None:
-            self.own = rng.own_generators(self.dataset)
+            own = [*rng.own_generators(self.inner), *rng.own_generators(self.collate)]
+            vars(self).update(own=own)
         if self.epoch_set != moment.epoch:
-            self.epoch_set = moment.epoch
-            set_epoch(self.dataset, moment.epoch)
+            vars(self).update(epoch_set=moment.epoch)
+            set_epoch(self.inner, moment.epoch)
 
     def _seed_batch(self, moment: rng.Moment, index: Any) -> None:
         number = rng.mix(rng.BATCH, *moment, _number_of(index))
@@ -269,9 +271,11 @@ def exact_loader(
     elif isinstance(loader.dataset, SeededRows):
         return loader
     settings = {name: getattr(loader, name) for name in SETTINGS if hasattr(loader, name)}
-    rows_of = SeededRows(loader.dataset)
+    rows_of = SeededRows(loader.dataset, loader.collate_fn)
     if of_rows:
-        return DataLoader(rows_of, batch_sampler=sampler, **settings)
+        made = DataLoader(rows_of, batch_sampler=sampler, **settings)
+        vars(made)["sampler"] = loader.sampler  # torch made one that nobody uses
+        return made
     return DataLoader(rows_of, sampler=sampler, batch_size=None, **settings)
 
 
