@@ -322,6 +322,22 @@ class OtherRows(Rows):
         return DataLoader(Subset(Noisy(), order), SIZE, num_workers=1)
 
 
+class OtherOrder(Rows):
+    """A sampler of rows that each process has chosen in its own way; equally many."""
+
+    def train_dataloader(self) -> DataLoader:
+        first = torch.distributed.get_rank()
+        return DataLoader(Noisy(), SIZE, sampler=SubsetRandomSampler(range(first, first + 20)))
+
+
+class OtherSeed(Rows):
+    """The user's own DistributedSampler, with the seed of a rank."""
+
+    def train_dataloader(self) -> DataLoader:
+        rank = torch.distributed.get_rank()
+        return DataLoader(Noisy(), SIZE, sampler=DistributedSampler(Noisy(), seed=rank))
+
+
 class OtherRandomness(Rows):
     """Rows that each process changes by random numbers of its own, which nobody can seed."""
 
@@ -400,6 +416,8 @@ class Statistics(Seen):
 
 MISTAKES: dict[str, tuple[type, type, str]] = {
     "rows": (Seen, OtherRows, "shuffled"),
+    "order": (Seen, OtherOrder, "shuffled"),
+    "seed": (Seen, OtherSeed, "shuffled"),
     "own randomness": (Seen, OtherRandomness, "shuffled"),
     "uneven streams": (Seen, UnevenStreams, "shuffled"),
     "unused layer": (Unused, Rows, "shuffled"),

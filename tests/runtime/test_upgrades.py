@@ -119,6 +119,14 @@ def test_setup_and_loaders_pass_through_the_strategy() -> None:
     assert 0 < source.index(divided) < source.index(processed)
 
 
+def test_the_sampler_that_divides_an_order_keeps_all_of_it() -> None:
+    """training/rank_checks.py compares this order; checkpoints/attributes.py uses its sampler."""
+    inner = range(3)
+    divider = DistributedSamplerWrapper(inner, num_replicas=2, rank=1, shuffle=False)
+    assert list(divider) == [1, 0]
+    assert divider.dataset._sampler is inner and divider.dataset._sampler_list == [0, 1, 2]
+
+
 def test_the_sharded_strategy_overrides_existing_methods() -> None:
     """cluster/sharding.py replaces Lightning's own sharded checkpoints."""
     overridden = (

@@ -27,6 +27,8 @@ from smlightning.training import rank_checks
 LONG = [pytest.param("replica", marks=pytest.mark.long)]
 WORDS = {
     "rows": "the digest of training loader 0's first and last rows is ",
+    "order": "the digest of the order of training loader 0's rows is ",
+    "seed": "the digest of the order of training loader 0's rows is ",
     "uneven streams": "rank 0 on host localhost has no training batch after batch 3 of epoch 0",
     "unused layer": "did not use extra.weight, extra.bias, and DDP",
     "type": "table (torch.int16) cannot be sent between ranks by gloo",

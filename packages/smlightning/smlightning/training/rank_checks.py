@@ -9,7 +9,9 @@ every rank only if they differ.
 import contextlib
 import hashlib
 import json
+import pickle
 import sys
+import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -58,6 +60,9 @@ EQUAL_STREAMS = (
     "let each rank's stream give equally many batches, or end all after the same batch with the "
     "Trainer's limit_train_batches"
 )
+ONE_ORDER = (
+    "give the sampler of every rank the same rows and the same seed: the ranks divide its order"
+)
 SAME_OPTIONS = "start every rank with the same options"
 SAME_FILES = "give every host the same src folder"
 # Options that a resumed run may change, and ranks may not have different values of.
@@ -67,12 +72,13 @@ EQUAL_OPTIONS = (
 
 
 class EqualRanks(pl.Callback):
-    """Compares the ranks' data and model before training; after each epoch their weights, buffers
-    and optimizers; and the number of batches of an epoch that has no length.
+    """Compares the ranks' data and model before training; the order of rows that they divide; after
+    each epoch their weights, buffers and optimizers; and the number of batches of an epoch that has
+    no length.
     """
 
     def __init__(self) -> None:
-        self.is_stream = False
+        self.is_stream = self.has_order = False
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Called right after the data's own ``setup``."""
@@ -90,6 +96,13 @@ class EqualRanks(pl.Callback):
         check_data("training", trainer.train_dataloader, [trainer.num_training_batches])
         check_data("validation", trainer.val_dataloaders, trainer.num_val_batches)
         self.is_stream = not equally_many(trainer.train_dataloader)
+        self.has_order = True
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
+        """The samplers have begun."""
+        if self.has_order:
+            self.has_order = False
+            check_order(trainer.train_dataloader)
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.world_size > 1:
@@ -302,6 +315,30 @@ def _check_equal(values: exchange.Values) -> None:
     exchange.check_equal("data", values)
 
 
+def check_order(loaders: Any) -> None:
+    """Raise a ClusterError if ranks divide other orders, in which some rows come twice."""
+    orders = {}
+    for number, loader in enumerate(CombinedLoader(loaders, "sequential").flattened):
+        divider = divider_of(loader)
+        if divider:
+            # Lightning's wrapper of another sampler keeps its rows; seed and shuffle are defaults.
+            rows = getattr(divider.dataset, "_sampler_list", None)
+            content = pickle.dumps((divider.seed, divider.shuffle, rows))
+            name = f"the digest of the order of training loader {number}'s rows"
+            orders[name] = f"{zlib.crc32(content):x}"
+    _check_equal({ONE_ORDER: orders})
+
+
+def divider_of(loader: Any) -> Any:
+    """The sampler of a loader of rows that divides them among the ranks; None if there is none."""
+    if not isinstance(loader, DataLoader) or not isinstance(loader.dataset, SeededRows):
+        return None
+    sampler = sampler_of(loader)
+    own: Any = getattr(sampler, "inner", sampler)
+    parts = (own, getattr(own, "sampler", None))
+    return next((part for part in parts if isinstance(part, DistributedSampler)), None)
+
+
 def rows_of(name: str, loader: Any) -> dict[str, Any]:
     """The length of a loader's data, and a digest of its first and last rows.
 
@@ -309,12 +346,10 @@ def rows_of(name: str, loader: Any) -> dict[str, Any]:
     are read as the loader reads them: in a worker, if it has workers. They are read several times,
     since rows with random numbers of each rank's own differ.
     """
-    if not isinstance(loader, DataLoader) or not isinstance(loader.dataset, SeededRows):
+    if divider_of(loader) is None:
         return {}
     sampler = sampler_of(loader)
     own: Any = getattr(sampler, "inner", sampler)
-    if not any(isinstance(part, DistributedSampler) for part in (own, getattr(own, "sampler", 0))):
-        return {}
     is_global = isinstance(own, GlobalBatches)
     count = len(own.lengths) if is_global else length_of(loader.dataset)
     found: dict[str, Any] = {f"the length of {name}'s data": count}
