@@ -20,7 +20,6 @@ from pytorch_lightning.trainer import call
 from pytorch_lightning.trainer.connectors import data_connector
 from pytorch_lightning.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from pytorch_lightning.trainer.connectors.signal_connector import _SignalConnector
-from torch.utils.data import SequentialSampler
 
 from smlightning.cluster import signals
 from smlightning.cluster.sharding import ShardedStrategy
@@ -120,7 +119,7 @@ def test_setup_and_loaders_pass_through_the_strategy() -> None:
 
 
 def test_the_sampler_that_divides_an_order_keeps_all_of_it() -> None:
-    """training/rank_checks.py compares this order; checkpoints/attributes.py uses its sampler."""
+    """training/rank_checks.py compares this order; data/exact.py: ``_inner`` uses its sampler."""
     inner = range(3)
     divider = DistributedSamplerWrapper(inner, num_replicas=2, rank=1, shuffle=False)
     assert list(divider) == [1, 0]
@@ -153,13 +152,6 @@ def test_strategies_keep_the_timeout_of_the_group() -> None:
     timeout = timedelta(seconds=7)
     for strategy in (DDPStrategy, ModelParallelStrategy):
         assert strategy(timeout=timeout)._timeout == timeout
-
-
-def test_a_divided_sampler_keeps_the_owners() -> None:
-    """data/exact.py: ``_inner``"""
-    sampler = SequentialSampler([0, 1, 2])
-    divided = DistributedSamplerWrapper(sampler, num_replicas=2, rank=0)
-    assert divided.dataset._sampler is sampler
 
 
 def test_weight_averaging_knows_whether_it_has_averaged() -> None:
