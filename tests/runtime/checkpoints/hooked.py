@@ -1,5 +1,6 @@
 """Models and callbacks whose hooks and steps change what Lightning's checkpoints leave out."""
 
+import copy
 import os
 import random
 from collections import deque
@@ -149,6 +150,55 @@ class Shadow(pl.Callback):
         weight.lerp_(self.average, 0.1)
 
 
+class Taught(Line):
+    """A teacher that is no submodule, so that no optimizer gets it."""
+
+    def on_fit_start(self) -> None:
+        self.teachers = [copy.deepcopy(self.net).requires_grad_(False)]
+        self.teachers[0].steps = 0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        weight = self.teachers[0][0].weight.detach()
+        self.teachers[0].steps += 1
+        self.teachers[0][0].weight.data.lerp_(self.net[0].weight.data, 0.1)  # type: ignore[operator]
+        pull = (self.net[0].weight - weight).square().sum()
+        return super().training_step(batch, batch_idx) + pull * self.teachers[0].steps
+
+
+class Copied(pl.Callback):
+    """The usual average of the weights: a copy of the network, changed in place."""
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.module = pl_module
+        self.average = {"net": copy.deepcopy(pl_module.net)}
+
+    def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
+        average = self.average["net"][0].weight.data  # type: ignore[index]
+        average.lerp_(module.net[0].weight.data, 0.2)
+        module.net[0].weight.data.lerp_(average, 0.1)
+
+
+class Lookahead(torch.optim.Adam):
+    """Keeps slow weights and a count as attributes, which its ``state_dict`` leaves out."""
+
+    def __init__(self, weights: list[Any]) -> None:
+        super().__init__(weights, 0.05)
+        self.weights, self.count = weights, 0
+        self.slow = [weight.detach().clone() for weight in weights]
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        loss = super().step(closure)
+        self.count += 1
+        for slow, weight in zip(self.slow, self.weights, strict=True):
+            weight.data.lerp_(slow.lerp_(weight.data, 0.5), 0.1 * (self.count % 3))
+        return loss
+
+
+class Looking(Line):
+    def configure_optimizers(self) -> Any:
+        return Lookahead([*self.parameters()])
+
+
 def finetuning() -> pl.Callback:
     return callbacks.BackboneFinetuning(1, lambda epoch: 1.5, verbose=False)
 
@@ -180,6 +230,8 @@ CASES = {
     "attributes, modes and generators": (Curriculum, ()),
     "means of the epoch": (Measured, ()),
     "a callback's attribute": (Line, (Shadow,)),
+    "copies of the network": (Taught, (Copied,)),
+    "an own optimizer": (Looking, ()),
     "ranks": (Ranked, ()),
 }
 

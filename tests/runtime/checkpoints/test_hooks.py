@@ -13,8 +13,21 @@ import pytorch_lightning as pl
 import torch
 from hooked import CASES, Halved
 from pytorch_lightning import callbacks
+from torch.utils.data import DataLoader, WeightedRandomSampler
 
-from small_training import BATCHES, Alone, Fit, Line, Resumable, assert_same, same, saved_weights
+from small_training import (
+    BATCHES,
+    SIZE,
+    Alone,
+    Fit,
+    Jittered,
+    Line,
+    Resumable,
+    assert_same,
+    rows,
+    same,
+    saved_weights,
+)
 from smlightning.cluster import ending, signals
 from smlightning.errors import UserError
 from smlightning_sagemaker.testing.processes import KILLED, run_ranks
@@ -83,6 +96,54 @@ def test_a_resumed_run_prints_which_attributes_begin_anew(
     assert line == "resume: inexact: Phased.counts, Phased.phase cannot be restored"
     assert model.first is Phase.WARMUP and Phase.WARMUP.value == 0.1
     assert model.began == 1
+
+
+class Weighted(Resumable):
+    """Keeps its data set and its sampler."""
+
+    def setup(self, stage: str) -> None:
+        self.points = Jittered(rows(SIZE * BATCHES))
+
+    def train_dataloader(self) -> DataLoader:
+        self.sampler = WeightedRandomSampler([1.0] * SIZE * BATCHES, SIZE * BATCHES)
+        return DataLoader(self.points, SIZE, sampler=self.sampler)
+
+
+class Harder(Line):
+    """Changes how rows are read and drawn after each epoch."""
+
+    def on_train_epoch_end(self) -> None:
+        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+        data.points.jitter += 0.1
+        data.sampler.weights[:SIZE] *= 2.0
+
+
+class Restoring(Weighted):
+    def state_dict(self) -> dict[str, Any]:
+        return {"jitter": self.points.jitter, "weights": self.sampler.weights}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.points.jitter, self.weights = state_dict["jitter"], state_dict["weights"]
+
+    def train_dataloader(self) -> DataLoader:
+        loader = super().train_dataloader()
+        self.sampler.weights = getattr(self, "weights", self.sampler.weights)
+        return loader
+
+
+@pytest.mark.parametrize("moment", [("before_epoch", 2), ("before_batch", BATCHES + 3)])
+def test_what_training_changes_in_the_data_is_restored_by_the_data_or_printed(
+    moment: tuple[str, int], fit: Fit, alone: Alone, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for data in (Weighted, Restoring):
+        fit(Harder, data, output_dir=data.__name__, crash=moment, **OPTIONS)
+        capsys.readouterr()
+        fit(Harder, data, output_dir=data.__name__, **OPTIONS)
+        lines = [text for text in capsys.readouterr().out.splitlines() if "inexact" in text]
+        changed = "resume: inexact: Weighted.points.jitter, Weighted.sampler.weights cannot be "
+        assert any(line.startswith(changed) for line in lines) == (data is Weighted), lines
+    assert_same(alone(Harder, Restoring, **OPTIONS)[0], "Restoring", moment)
+    assert not lines
 
 
 RECORDED = ("last", "best", "metrics")

@@ -6,10 +6,12 @@ its modules (a curriculum, a moving average, a metric's sums), of callbacks with
 ``state_dict``, train and eval modes, ``requires_grad``, random generators, sums of ``self.log``.
 
 A checkpoint holds the attributes that have changed since the start of training and are plain:
-numbers, text, tensors, arrays, generators, collections of these, objects with a ``state_dict``. A
-resumed run prints the names of others that have changed.
+numbers, text, tensors, arrays, generators, collections of these, objects with a ``state_dict``, and
+copies of the network. So it does for the user's own optimizers. A resumed run prints the names of
+others that have changed, and of those of data: its loaders have begun to fetch without them.
 """
 
+import contextlib
 import io
 import random
 import sys
@@ -21,19 +23,23 @@ from typing import Any
 import numpy as np
 import pytorch_lightning as pl
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from smlightning import torch_files
 from smlightning.cluster import collectives
+from smlightning.data.exact import SeededRows, remembers
 from smlightning.tensors import checksums, digest
 from smlightning.training import loop
+from smlightning.training.loaders import all_loaders
 
 KIND = "kind of object"  # the key of a mapping that stands for an object of another class
 PLAIN = (type(None), bool, int, float, complex, str, bytes)
 MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
-# Modules have attributes of their own; others have their own ways to resume.
-LEFT_OUT = (torch.nn.Module, torch.optim.Optimizer, Dataset, DataLoader, pl.LightningDataModule)
+# They have their own ways to resume.
+LEFT_OUT = (torch.optim.Optimizer, Dataset, DataLoader, pl.LightningDataModule)
+OF_DATA = (Dataset, Sampler, pl.LightningDataModule)
 HIDDEN = frozenset(vars(pl.LightningModule()))
+OF_OPTIMIZERS = frozenset(vars(torch.optim.SGD([torch.zeros(1)], 1.0)))
 INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 HASHED = 2**20  # numbers of a tensor; of a larger one so many and the sum are compared
 DEPTH = 4  # of collections within collections
@@ -102,6 +108,10 @@ class Attributes:
         for owner, name, value in [*resumed["common"], *of_rank]:
             try:
                 item, own = owners[owner]
+                if isinstance(item, OF_DATA):  # loaders have begun to fetch with other values
+                    if digest(_restored(value, None, trainer)) != digest(own.get(name)):
+                        raise _OtherError
+                    continue
                 _set(trainer, item, name, _restored(value, own.get(name), trainer))
             except Exception:  # of any class: these objects are the user's
                 lost.append(f"{owner}.{name}")
@@ -145,7 +155,34 @@ def _owners(trainer: pl.Trainer) -> Iterator[tuple[str, Any, dict[str, Any]]]:
     for callback in every:
         if _is_users(callback) and type(callback).state_dict is pl.Callback.state_dict:
             yield callback.state_key, callback, vars(callback)
+    for number, optimizer in enumerate(trainer.optimizers):
+        if _is_users(optimizer):
+            names = vars(optimizer).keys() - OF_OPTIMIZERS
+            yield f"optimizer {number}", optimizer, {name: vars(optimizer)[name] for name in names}
+    yield from _of_data(trainer)
     yield SUMS, trainer, loop.epoch_sums(trainer)
+
+
+def _of_data(trainer: pl.Trainer) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """Data module, data sets of rows and samplers, and plain attributes of theirs."""
+    data: Any = trainer.datamodule  # type: ignore[attr-defined]
+    name = type(data).__name__
+    held = vars(data).items() if data else ()
+    parts = {name: data, **{f"{name}.{key}": part for key, part in held}}
+    for number, loader in enumerate(all_loaders(trainer.train_dataloader)):
+        rows, sampler = getattr(loader, "dataset", None), getattr(loader, "sampler", None)
+        parts[f"data set {number}"] = rows.inner if isinstance(rows, SeededRows) else rows
+        inner = getattr(getattr(sampler, "dataset", None), "_sampler", sampler)
+        parts[f"sampler {number}"] = None if remembers(inner) else inner
+    known: list[Any] = []
+    for path, part in parts.items():
+        while isinstance(part, OF_DATA) and not isinstance(part, IterableDataset):
+            kinds = torch.Tensor if isinstance(part, Sampler) else PLAIN
+            own = {key: value for key, value in vars(part).items() if isinstance(value, kinds)}
+            if not any(part is other for other in known):
+                yield path, part, {key: value for key, value in own.items() if key[0] != "_"}
+            known.append(part)
+            path, part = f"{path}.dataset", getattr(part, "dataset", None)  # of a Subset
 
 
 def _is_users(item: Any) -> bool:
@@ -196,12 +233,14 @@ def _values(
 
 def _identity(value: Any, take: Take) -> Any:
     """A mark of an object that cannot be saved: it changes with the object's own attributes."""
+    is_module = isinstance(value, torch.nn.Module)  # the model itself, or a sharded one
+    inside = value.state_dict() if is_module else getattr(value, "__dict__", {})
     parts = []
-    for name, part in getattr(value, "__dict__", {}).items():
+    for name, part in inside.items():
         try:
             parts.append((name, _plain(part, take)))
         except Exception:
-            parts.append((name, id(part)))
+            parts.append((name, 0 if is_module else id(part)))
     return type(value).__qualname__, parts or id(value)
 
 
@@ -251,9 +290,22 @@ def _plain(value: Any, take: Take, depth: int = 0) -> Any:
         return {KIND: "numpy generator", "value": within(value.bit_generator.state)}
     if isinstance(value, random.Random):
         return {KIND: "python generator", "value": value.getstate()}
+    if isinstance(value, torch.nn.Module):  # no part of the model: an average of it, say
+        return {KIND: "module", "value": [within(value.state_dict()), _own(value, within)]}
     if callable(getattr(value, "state_dict", None)) and hasattr(value, "load_state_dict"):
         return {KIND: "state_dict", "value": within(value.state_dict())}
     raise _OtherError
+
+
+def _own(module: torch.nn.Module, within: Callable[[Any], Any]) -> list[Any]:
+    """Path, name and value of the attributes that can be saved, of a module and those in it."""
+    found = []
+    for path, each in module.named_modules():
+        for name, value in vars(each).items():
+            if name not in HIDDEN:
+                with contextlib.suppress(_OtherError):
+                    found.append([path, name, within(value)])
+    return found
 
 
 def _restored(saved: Any, present: Any, trainer: pl.Trainer) -> Any:
@@ -263,7 +315,9 @@ def _restored(saved: Any, present: Any, trainer: pl.Trainer) -> Any:
         return _restored(part, None, trainer)
 
     if type(saved) in (list, tuple, set):
-        items = type(saved)(map(within, saved))
+        fits = type(present) is type(saved) and len(present) == len(saved)
+        pairs = zip(saved, present if fits else len(saved) * [None], strict=True)
+        items = type(saved)(_restored(part, other, trainer) for part, other in pairs)
         if type(present) is list is type(saved):
             present[:] = items
             return present
@@ -271,8 +325,9 @@ def _restored(saved: Any, present: Any, trainer: pl.Trainer) -> Any:
     if type(saved) is not dict:
         return saved
     if KIND not in saved:
-        mapping = {key: within(part) for key, part in saved.items()}
-        if not isinstance(present, dict):
+        here = present if isinstance(present, dict) else {}
+        mapping = {key: _restored(part, here.get(key), trainer) for key, part in saved.items()}
+        if here is not present:
             return mapping
         present.clear()
         present.update(mapping)
@@ -291,6 +346,10 @@ def _restored(saved: Any, present: Any, trainer: pl.Trainer) -> Any:
         present.bit_generator.state = within(value)
     if kind == "python generator":
         present.setstate(value)
+    if kind == "module":
+        present.load_state_dict(within(value[0]))
+        for path, name, part in value[1]:
+            setattr(present.get_submodule(path), name, within(part))
     if kind == "state_dict":
         present.load_state_dict(within(value))
     return present

@@ -199,7 +199,8 @@ class Checkpoints(Checkpoint):
                 problem = "training ended before the first validation"
             print(f"warning: {problem}; the last weights are tested and saved", file=sys.stderr)
         if best is not None:
-            model.load_state_dict(weights_like(best, model.state_dict()))
+            weights = weights_like(best, model.state_dict())
+            model.load_state_dict(weights, strict=model.strict_loading)
         if not self.writer.is_sharded:
             for tensor in filter(torch.is_tensor, model.state_dict().values()):
                 tensor.copy_(collectives.of_rank_0(tensor))
