@@ -105,8 +105,13 @@ def as_user_error(error: BaseException) -> UserError | None:
 
 
 def before_cleanup(error: BaseException) -> BaseException:
-    """The error that ended training, if Lightning's clean-up after it raised another one."""
-    while error.__context__ and _is_raised_in(error, "_teardown"):
+    """The error that ended training, if Lightning's clean-up after it raised another one.
+
+    Lightning calls ``on_exception`` of callbacks and ``finalize`` of loggers in ``_interrupt``.
+    """
+    while error.__context__ and any(
+        _is_raised_in(error, name) for name in ("_interrupt", "_teardown")
+    ):
         error = error.__context__
     return error
 

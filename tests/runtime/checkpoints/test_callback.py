@@ -13,10 +13,12 @@ import hostile
 from small_training import (
     BATCHES,
     SIZE,
+    Alone,
     Fit,
     Line,
     Numbers,
     Resumable,
+    assert_same,
     directory,
     newest_state,
     rows,
@@ -167,6 +169,25 @@ def test_a_run_resumes_without_best_weights_that_are_damaged(
     assert "resumes without the best weights so far" in printed.err
     assert f"step {BATCHES + 5} of" in printed.out
     assert same(newest_state("alone")["state_dict"], newest_state()["state_dict"])
+
+
+class Slim(Line):
+    """Leaves a frozen layer out of checkpoints, as of a large base model."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.strict_loading = False
+        self.net[0].requires_grad_(False)
+
+    def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:
+        every = super().state_dict(*args, **options)
+        return {name: value for name, value in every.items() if not name.startswith("net.0")}
+
+
+def test_a_model_may_leave_weights_out_of_checkpoints(fit: Fit, alone: Alone) -> None:
+    fit(Slim, crash=("before_batch", BATCHES + 3), checkpoint_steps=1)
+    fit(Slim, checkpoint_steps=1)
+    assert_same(alone(Slim, checkpoint_steps=1)[0], "outputs", "slim")
 
 
 def test_a_full_disk_ends_training(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:

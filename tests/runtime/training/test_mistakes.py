@@ -118,6 +118,11 @@ class WithoutSuper(Numbers):
         pass
 
 
+class FingerprintMethod(Numbers):
+    def fingerprint(self) -> str:
+        return "points"
+
+
 class LowestR2(Line):
     def __init__(self, **options: Any) -> None:
         super().__init__()
@@ -181,6 +186,7 @@ class LocalFunction(Numbers):
         (Line, WithoutSuper, "WithoutSuper.__init__"),
         (Line, FewOptions, "def __init__(self, **options)"),
         (Stateless, Numbers, "sum (Sum) has no state"),
+        (Line, FingerprintMethod, "fingerprint is a method, whose text is another one"),
         (Line, LocalFunction, "by pickle: Can't pickle local object 'LocalFunction"),
         (LowestR2, Numbers, "MODE is 'min', and val/loss is torchmetrics' R2Score"),
     ],
@@ -320,6 +326,17 @@ def test_a_callback_with_the_other_mode_is_an_error(main: Any, capsys: Any) -> N
     stopping = pl.callbacks.EarlyStopping("val/loss", mode="max")
     assert main(callbacks=(stopping,)) == 1
     assert "EarlyStopping has mode='max' for val/loss" in capsys.readouterr().err
+
+
+class Late(pl.Callback):
+    def on_exception(self, *_: Any) -> None:
+        raise RuntimeError("the message service does not answer")
+
+
+def test_an_error_in_on_exception_does_not_hide_the_first(main: Any, capsys: Any) -> None:
+    assert main(Wrong, callbacks=(Late(),)) == 1
+    (line,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith("error")]
+    assert "training_step: TypeError: " in line
 
 
 def test_another_error_has_its_line_and_its_cause_before_the_trace(main: Any, capsys: Any) -> None:

@@ -285,7 +285,14 @@ class Checkpoints(Checkpoint):
     def _fingerprint(self, trainer: pl.Trainer) -> str:
         """The data module's own, or one of the files that rank 0 has. Collective."""
         datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
-        own = str(getattr(datamodule, "fingerprint", ""))
+        given = getattr(datamodule, "fingerprint", "")
+        if callable(given) or isinstance(given, set | frozenset):
+            raise UserError(
+                f"{type(datamodule).__name__}.fingerprint is a {type(given).__name__}, whose text "
+                "is another one in each run",
+                "set self.fingerprint to a text in setup",
+            )
+        own = str(given)
         dataset = str(self.identity.options.get("dataset", ""))
         return own or exchange.from_rank_0(
             "files of the data", lambda: fingerprint.of_files(dataset, os.environ)
@@ -491,7 +498,7 @@ class Checkpoints(Checkpoint):
             raise UserError(
                 f"validation logged {logged}; expected {monitor}, since the {self.best.criterion} "
                 "selects the best weights",
-                f"log {monitor} in the model, or set MONITOR to one of these metrics",
+                f"log {monitor} in the model on every rank, or set MONITOR to one of these metrics",
             )
         self.best.check_metric(loop.logged_metric(trainer, monitor))
         value = float(trainer.callback_metrics[monitor])
