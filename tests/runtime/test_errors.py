@@ -163,6 +163,18 @@ def wrong() -> None:
     raise RuntimeError("2 sizes\nof tensors")
 
 
+def test_a_lost_connection_to_a_loaders_worker_is_a_sentence() -> None:
+    """It comes before torch notices that the worker was killed."""
+
+    def _try_get_data() -> None:
+        raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
+
+    with pytest.raises(ConnectionResetError) as error:
+        _try_get_data()
+    told = as_user_error(error.value)
+    assert told and "a loader's worker ended" in told.problem and "num_workers" in told.hint
+
+
 def test_other_errors_keep_their_stack_trace() -> None:
     assert as_user_error(TypeError("f() got an unexpected keyword argument 'x'")) is None
     assert as_user_error(KeyError("x")) is None

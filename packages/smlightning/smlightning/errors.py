@@ -91,6 +91,13 @@ def as_user_error(error: BaseException) -> UserError | None:
             f"not enough memory on {_whose_memory(error)} ({root_cause(error)})",
             MORE_MEMORY,
         )
+    lost = isinstance(error, ConnectionError | EOFError)
+    if lost and _is_raised_in(error, "_try_get_data"):  # of torch's DataLoader
+        return UserError(
+            f"a loader's worker ended without an error message ({root_cause(error)})",
+            "if the system ended it for its memory, lower num_workers, or what a worker's batch "
+            "holds; with num_workers 0 the process of training does its work",
+        )
     if re.match(r"(Data|Model)\.__init__\(\) got an unexpected keyword", str(error)):
         return UserError(str(error), "it gets every option: def __init__(self, **options)")
     if "pickle" in str(error) and _is_raised_in(error, "dump"):  # multiprocessing.reduction's

@@ -65,8 +65,15 @@ class Phase(enum.Enum):
     MAIN = 1.0
 
 
+class Shard(torch.Tensor):
+    """A rank's part, as of FSDP's tensors."""
+
+    def to_local(self) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor)
+
+
 class Phased(Line):
-    """Has attributes that no checkpoint holds, one of them replaced, one changed."""
+    """Has attributes that no checkpoint holds, one of them replaced, two changed."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
@@ -74,6 +81,7 @@ class Phased(Line):
         self.phase = self.first = Phase.WARMUP
         self.counts = types.SimpleNamespace(batches=0)
         self.folder = Path()
+        self.slow = [torch.zeros(1).as_subclass(Shard)]
 
     def on_train_start(self) -> None:
         self.began += 1
@@ -82,6 +90,7 @@ class Phased(Line):
         if self.trainer.current_epoch:
             self.phase = Phase.MAIN
         self.counts.batches += 1
+        self.slow[0].add_(1)
         return super().training_step(batch, batch_idx)
 
 
@@ -93,7 +102,7 @@ def test_a_resumed_run_prints_which_attributes_begin_anew(
     capsys.readouterr()
     model = fit(Phased, Resumable, **OPTIONS).lightning_module
     (line,) = [text for text in capsys.readouterr().out.splitlines() if "inexact" in text]
-    assert line == "resume: inexact: Phased.counts, Phased.phase cannot be restored"
+    assert line == "resume: inexact: Phased.counts, Phased.phase, Phased.slow cannot be restored"
     assert model.first is Phase.WARMUP and Phase.WARMUP.value == 0.1
     assert model.began == 1
 

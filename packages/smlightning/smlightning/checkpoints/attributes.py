@@ -211,9 +211,11 @@ def _values(
 ) -> dict[Name, Any]:
     """The attributes that can be saved, as plain values; if ``wanted`` is given, only those."""
     saved = trainer.lightning_module.state_dict().values()
-    weights = {tensor.data_ptr() for tensor in saved if type(tensor) is torch.Tensor}
+    weights = {_local(tensor).data_ptr() for tensor in saved if isinstance(tensor, torch.Tensor)}
 
     def taken(tensor: torch.Tensor) -> Any:
+        if take is _mark:
+            tensor = _local(tensor)  # no checkpoint holds a shard, but it is noticed
         is_plain = type(tensor) is torch.Tensor and tensor.layout == torch.strided
         if not is_plain or (tensor.numel() and tensor.data_ptr() in weights):
             raise _OtherError  # a part of the model by another name, say
@@ -229,6 +231,10 @@ def _values(
                     if take is _mark and _is_users(item):
                         values[owner, name] = _identity(value, taken)
     return values
+
+
+def _local(tensor: Any) -> torch.Tensor:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def _identity(value: Any, take: Take) -> Any:
