@@ -13,6 +13,7 @@ from botocore.exceptions import (
     NoCredentialsError,
     ParamValidationError,
     ProfileNotFound,
+    ReadTimeoutError,
 )
 from botocore.parsers import ResponseParserError
 
@@ -156,6 +157,43 @@ def test_submit_passes_on_why_aws_rejects_a_job(aws, good, monkeypatch, capsys, 
     (line,) = [line for line in printed.splitlines() if line.startswith("error")]
     assert line.startswith("error: ") and sentence in line and "; " in line
     assert "Traceback" not in printed
+
+
+@pytest.mark.parametrize(
+    ("failure", "status"),
+    [
+        (ReadTimeoutError(endpoint_url="https://api.sagemaker.us-east-1.amazonaws.com/"), 1),
+        (refusal("ResourceInUse", "CreateTrainingJob"), 1),  # the answer to botocore's next attempt
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_a_job_whose_answer_was_lost_is_named(aws, good, monkeypatch, capsys, failure, status):
+    """AWS may have it, and bill it."""
+
+    def lost(_: Any) -> None:
+        raise failure
+
+    asked = record(monkeypatch, CreateTrainingJob=lost)
+    monkeypatch.setattr("smlightning_sagemaker.job.job.load", lambda *_: good)
+    assert main(["submit", "--yes", "--no-follow"]) == status
+    name = asked["CreateTrainingJob"]["TrainingJobName"]
+    assert f"smlightning follow {name} --region {REGION}" in capsys.readouterr().out
+    record(monkeypatch, CreateTrainingJob=refusal("ValidationException", "CreateTrainingJob"))
+    assert main(["submit", "--yes", "--no-follow"]) == 1  # AWS has rejected it
+    assert "smlightning follow" not in capsys.readouterr().out
+
+
+def test_a_job_that_cannot_be_noted_is_sent_all_the_same(aws, good, monkeypatch, tmp_path, capsys):
+    """In a folder that is read only, or with a damaged file of the jobs that were sent."""
+    monkeypatch.setattr("smlightning_sagemaker.job.job.load", lambda *_: good)
+    monkeypatch.setattr(sent_jobs, "FILE", str(tmp_path / "absent" / "jobs.jsonl"))
+    assert main(["submit", "--yes"]) == 0
+    printed = capsys.readouterr()
+    assert "completed" in printed.out and "was not noted here" in printed.err
+    (tmp_path / "absent").mkdir()
+    (tmp_path / "absent" / "jobs.jsonl").write_bytes(b"\xff\xfe\n")
+    assert main(["submit", "--yes", "--no-follow"]) == 0
+    assert len(sent_jobs.remembered(PROJECT)) == 1
 
 
 @pytest.fixture

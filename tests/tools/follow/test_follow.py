@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from botocore.awsrequest import AWSResponse
-from botocore.exceptions import ClientError, ConnectTimeoutError
+from botocore.exceptions import ClientError, ConnectTimeoutError, ReadTimeoutError
 
 from moto_account import REGION, record, refusal
 from options import METRICS
@@ -244,6 +244,7 @@ UNREADABLE = {
     "denied": ("GetLogEvents", "AccessDeniedException", "GetLogEvents"),
     "stream deleted": ("GetLogEvents", "ResourceNotFoundException", "log stream does not exist"),
     "group deleted": ("DescribeLogStreams", "ResourceNotFoundException", "group does not exist"),
+    "answer lost": ("GetLogEvents", "", f"logs.{REGION}.amazonaws.com"),
     "no way": ("DescribeLogStreams", "", f"logs.{REGION}.amazonaws.com"),
 }
 
@@ -255,7 +256,8 @@ def unreadable(case: str) -> tuple[dict[str, Any], str]:
     message = f"The specified log {kind} does not exist." if "NotFound" in code else "Rate exceeded"
     answer: Exception = ClientError({"Error": {"Code": code, "Message": message}}, operation)
     if not code:
-        answer = ConnectTimeoutError(endpoint_url=f"https://logs.{REGION}.amazonaws.com/")
+        failure = ReadTimeoutError if operation == "GetLogEvents" else ConnectTimeoutError
+        answer = failure(endpoint_url=f"https://logs.{REGION}.amazonaws.com/")
     return {operation: lambda _: answer}, words
 
 
@@ -297,6 +299,18 @@ def test_a_job_is_followed_to_its_end_without_its_log(aws, sent, monkeypatch, ca
     record(monkeypatch, **answer)
     assert follow.follow(name, REGION, console=screen).status == "Completed"
     assert screen.file.getvalue().count(words) == 1 and len(looks) < 8
+
+
+def test_a_job_without_instances_of_its_own_is_described(aws, sent, monkeypatch, capsys):
+    """As AWS's serverless jobs: ResourceConfig is not in each answer (API_DescribeTrainingJob)."""
+    name = sent.training_job_name
+    job = aws.client("sagemaker").describe_training_job(TrainingJobName=name)
+    del job["ResourceConfig"]
+    log(aws, name, "algo-1", "step=1")
+    record(monkeypatch, DescribeTrainingJob=job)
+    for command in ("why", "follow", "stop"):
+        assert main([command, name, "--region", REGION]) == 0
+    assert f"{name} completed" in capsys.readouterr().out
 
 
 def test_a_missing_log_is_reported(aws, sent, capsys):

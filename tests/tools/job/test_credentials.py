@@ -208,6 +208,20 @@ def test_a_profile_that_does_not_exist_is_named_with_its_key(configure, tmp_path
         assert "absent" in said and "set --profile" in said
 
 
+@pytest.mark.parametrize("setting", ["credential_process = echo Enter your code:", "no scheme"])
+def test_a_wrong_setting_of_aws_is_a_sentence(
+    configure, tmp_path, monkeypatch, capfd, good, setting
+):
+    if setting == "no scheme":
+        monkeypatch.setenv("AWS_ENDPOINT_URL", "localhost:4566")
+        setting = "aws_access_key_id = KEY\naws_secret_access_key = s"
+    configure(f"[default]\n{setting}\n")
+    job_file = edited(tmp_path / "job.toml", {**JOBS, **P4D})
+    for words in (["preflight"], SUBMIT, ["why", "a-job", "--region", REGION]):
+        assert main([*words, "--job", str(job_file)]) == 1
+        assert "error: AWS's settings cannot be used" in capfd.readouterr().err
+
+
 def test_the_profile_of_a_damaged_job_file_is_still_read(tmp_path):
     text = 'profile = "one" # comment\nname = = \n[hyperparameters]\nprofile = "of-training"\n'
     for head, profile in (("", "one"), ("region = 'eu-west-1'\n", "one")):

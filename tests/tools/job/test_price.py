@@ -4,6 +4,8 @@ import json
 import socket
 import time
 
+import pytest
+
 from moto_account import REGION, record
 from smlightning_sagemaker.job import price
 
@@ -27,6 +29,15 @@ def test_price_is_what_the_service_returns_for_training(aws, good, monkeypatch):
         "instanceName": "ml.p4d.24xlarge",
     }
     assert {f["Field"]: f["Value"] for f in asked["GetProducts"]["Filters"]} == wanted
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"product": {"attributes": {}}}', "PRICE"])
+def test_a_price_list_of_another_form_is_no_price(aws, good, monkeypatch, text):
+    product = {"attributes": {"platoinstancetype": "Training"}}
+    terms = {"OnDemand": {"a": {"priceDimensions": {"b": {"pricePerUnit": {"USD": ""}}}}}}
+    text = text.replace("PRICE", json.dumps({"product": product, "terms": terms}))
+    record(monkeypatch, GetProducts={"PriceList": [text]})
+    assert "the price is not known" in price.cost(good)
 
 
 def test_a_price_list_that_does_not_answer_costs_seconds(good, monkeypatch):

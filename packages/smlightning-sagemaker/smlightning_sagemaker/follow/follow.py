@@ -151,7 +151,7 @@ class Follower:
         self._transitions = max(self._transitions, len(transitions))
 
     def _print_lines(self, lines: list[Line]) -> None:
-        several = self.outcome.job["ResourceConfig"].get("InstanceCount") != 1
+        several = self.outcome.job.get("ResourceConfig", {}).get("InstanceCount") != 1
         for line in lines:
             self.console.print(f"{line.host} {line.text}" if several else line.text)
         self.outcome.add(lines)
@@ -307,7 +307,7 @@ def warm_pool(job: dict[str, Any], name: str, region: str) -> str:
     (https://docs.aws.amazon.com/sagemaker/latest/dg/train-warm-pools.html).
     """
     status = job.get("WarmPoolStatus", {}).get("Status")
-    kept_s = job["ResourceConfig"].get(KEEP_ALIVE)
+    kept_s = job.get("ResourceConfig", {}).get(KEEP_ALIVE)
     if not kept_s or status not in ("Available", "InUse"):
         return ""
     return (

@@ -45,7 +45,7 @@ def stop(name: str, region: str) -> str:
     if status not in ENDED:
         client.stop_training_job(TrainingJobName=name)
         done = f"{name} is stopping; SageMaker gives it 120 s, and keeps model and checkpoints"
-        if job["ResourceConfig"].get(KEEP_ALIVE):
+        if job.get("ResourceConfig", {}).get(KEEP_ALIVE):
             done += "; to end its warm pool, which is billed, run stop again once it has stopped"
         return done
     if job.get("WarmPoolStatus", {}).get("Status") != "Available":

@@ -15,6 +15,7 @@ TRANSIENT = (
 )
 
 SIGN_IN = "sign in (aws sso login, aws configure; in Studio, restart the space)"
+SETTINGS = "correct the AWS_ variables, or credential_process of ~/.aws/config, which prints JSON"
 WRONG_TYPE = re.compile(r"(?s)Invalid type for parameter (\S+), (.*?valid types: [^\n]*)")
 
 _profile = ""
@@ -61,7 +62,12 @@ def client(service: str, region: str, *, retries: int = 3, timeout_s: int = 20) 
         retries={"max_attempts": retries, "mode": "standard"},
     )
     with _creating:  # threads may share clients, and no session
-        return session().client(service, region_name=region, config=config)
+        try:
+            return session().client(service, region_name=region, config=config)
+        except ValueError as failure:  # botocore's own words for some wrong settings
+            if isinstance(failure, failures()):
+                raise
+            raise UserError(f"AWS's settings cannot be used: {failure}", SETTINGS) from failure
 
 
 @functools.cache
@@ -156,9 +162,10 @@ def all_objects(uri: str, s3: Any) -> Iterator[dict[str, Any]]:
         yield from page.get("Contents", [])
 
 
-def code(problem: Exception) -> str:
+def code(problem: BaseException) -> str:
     """AWS's name for an error that it answered with; empty for one that arose on the way."""
-    return str(getattr(problem, "response", {}).get("Error", {}).get("Code", ""))
+    response = getattr(problem, "response", None) or {}  # None: the answer was lost
+    return str(response.get("Error", {}).get("Code", ""))
 
 
 def denied(problem: Exception) -> bool:
@@ -228,6 +235,10 @@ HINTS = {
     r"(?i)bus error|shared memory|/dev/shm": (
         "the container's /dev/shm was full, and SageMaker has no setting for it: lower "
         "num_workers or prefetching, or pass less through the loader's workers"
+    ),
+    r"^ResourceInUse": (
+        "an earlier attempt may have sent it: look for it with smlightning list, before you send "
+        "it again"
     ),
     r"^InternalServerError": (
         "it is a fault within AWS: send the job again. SageMaker does so itself if job.toml has "

@@ -18,8 +18,8 @@ def per_hour(region: str, instance_type: str) -> float:
         instance_type: as ml.g5.xlarge.
 
     Returns:
-        0 if AWS has no price, or does not answer: without credentials or permission, or in a
-        network that reaches only some of AWS's services.
+        0 if AWS has no price, or does not answer in the form that it documents: without
+        credentials or permission, or in a network that reaches only some of AWS's services.
     """
     fields = {"productFamily": "ML Instance", "regionCode": region, "instanceName": instance_type}
     filters = [
@@ -28,16 +28,19 @@ def per_hour(region: str, instance_type: str) -> float:
     try:
         pricing = aws.client("pricing", HOME, retries=0, timeout_s=TIMEOUT_S)
         answer = pricing.get_products(ServiceCode="AmazonSageMaker", Filters=filters)
+        products = [json.loads(text) for text in answer["PriceList"]]
+        prices = [price for product in products for price in on_demand_prices(product)]
     except aws.failures():
         return 0.0
-    prices: list[float] = []
-    for product in map(json.loads, answer["PriceList"]):
-        if product["product"]["attributes"].get("platoinstancetype") == "Training":
-            prices += on_demand_prices(product)
+    except (LookupError, ValueError):  # an answer of another form
+        return 0.0
     return max(prices, default=0.0)
 
 
 def on_demand_prices(product: dict[str, Any]) -> list[float]:
+    """The prices of training; none for another use of the instance."""
+    if product["product"]["attributes"].get("platoinstancetype") != "Training":
+        return []
     terms = product["terms"].get("OnDemand", {}).values()
     dimensions = [dimension for term in terms for dimension in term["priceDimensions"].values()]
     return [float(dimension["pricePerUnit"].get("USD", 0)) for dimension in dimensions]

@@ -34,7 +34,14 @@ def submit(
     name = str(body["TrainingJobName"])
     ensure_bucket(job, destination)
     upload(job, project, destination, name, body["OutputDataConfig"])
-    aws.client("sagemaker", job.region).create_training_job(**body)
+    try:
+        aws.client("sagemaker", job.region).create_training_job(**body)
+    except (KeyboardInterrupt, Exception) as failure:
+        # AWS may have taken the job, and its answer was lost; a retry then finds its own name.
+        if aws.code(failure) in ("", "ResourceInUse"):
+            look = f"smlightning follow {name} --region {job.region}"
+            print(f"AWS may have the job: check it before you send it again, {look}")
+        raise
     return name
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,7 +21,7 @@ def remember(
     fingerprint: str = "",
     profile: str = "",
 ) -> None:
-    """Note a job that was sent.
+    """Note a job that was sent; if the file cannot be written, print why.
 
     Args:
         project: from which the job was sent.
@@ -35,16 +36,19 @@ def remember(
         "profile": profile,
         "fingerprint": fingerprint,
     }
-    with (project.root / FILE).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(entry) + "\n")
+    try:
+        with (project.root / FILE).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+    except OSError as failure:  # the job is billed all the same, and is followed
+        print(f"{name} was not noted here: {failure}", file=sys.stderr)
 
 
 def entries(project: Project) -> list[dict[str, str]]:
     """The remembered jobs, the oldest first; damaged lines are skipped."""
     path = project.root / FILE
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     jobs = []
-    for line in lines:
+    for line in text.splitlines():
         with suppress(ValueError, TypeError, KeyError):
             entry = json.loads(line)
             jobs.append({key: str(entry[key]) for key in KEYS})
