@@ -6,6 +6,7 @@ The answers have the form that AWS documents; only AWS's own simulator can prove
 from typing import Any
 
 import pytest
+from policies import simulation
 
 from moto_account import ACCOUNT, REGION, findings, levels, record, refusal, simulated
 from smlightning_sagemaker.preflight import role
@@ -31,11 +32,13 @@ def test_the_role_is_asked_for_data_model_and_checkpoints(aws, good, asked):
     channels = {"training": "s3://language-id/data"}
     assert findings(good.replace(channels=channels)) == []
     assert {question["PolicySourceArn"] for question in asked.values()} == {good.role}
-    data, *own = asked["s3:GetObject"]["ResourceArns"]
+    data, code, *own = asked["s3:GetObject"]["ResourceArns"]
     assert data == "arn:aws:s3:::language-id/data*"
     assert own == asked["s3:PutObject"]["ResourceArns"]
-    assert [arn.startswith("arn:aws:s3:::language-id/language-id-") for arn in own] == [True, True]
-    assert asked["s3:DeleteObject"]["ResourceArns"] == own[1:] and "/checkpoints/" in own[1]
+    beginning = "arn:aws:s3:::language-id/language-id-"
+    assert [arn.startswith(beginning) for arn in (code, *own)] == [True, True, True]
+    assert [arn.rsplit("/", 2)[1] for arn in (code, *own)] == ["source", "output", "checkpoints"]
+    assert asked["s3:DeleteObject"]["ResourceArns"] == own[1:]
     assert asked["s3:ListBucket"]["ResourceArns"] == ["arn:aws:s3:::language-id"]
 
 
@@ -43,7 +46,7 @@ def test_addresses_of_access_points_and_directory_buckets_are_not_simulated(aws,
     point = f"s3://arn:aws:s3:{REGION}:{ACCOUNT}:accesspoint/one/x"
     channels = {"one": point, "two": "s3://words--use1-az4--x-s3/x"}
     findings(good.replace(channels=channels))
-    assert len(asked["s3:GetObject"]["ResourceArns"]) == 2  # model and checkpoints
+    assert len(asked["s3:GetObject"]["ResourceArns"]) == 3  # code, model and checkpoints
 
 
 @pytest.mark.parametrize(
@@ -72,6 +75,20 @@ def test_a_denied_action_is_a_finding(aws, good, monkeypatch, action, decision, 
     (finding,) = findings(good)
     assert (finding.level, finding.key) == (level, f"role.{action}")
     assert finding.problem.startswith(f"training may not {action} on arn:aws:s3:::language-id")
+
+
+def test_a_role_that_writes_models_and_checkpoints_alone_is_enough(aws, good, monkeypatch):
+    everything, bucket = "arn:aws:s3:::language-id/*", "arn:aws:s3:::language-id"
+    own = [f"{everything}/output/*", f"{everything}/checkpoints/*"]
+    allowed = {
+        "s3:GetObject": [everything],
+        "s3:ListBucket": [bucket],
+        "s3:PutObject": own,
+        "s3:DeleteObject": own[1:],
+    }
+    policy = {"Statement": [{"Action": [name], "Resource": on} for name, on in allowed.items()]}
+    record(monkeypatch, SimulatePrincipalPolicy=simulation(policy))
+    assert findings(good) == []
 
 
 def test_only_the_denied_resource_is_named(aws, good, monkeypatch):
@@ -163,6 +180,36 @@ def test_a_parameter_exists_and_the_role_may_read_it(aws, good, asked):
     assert levels(job) == []
     (arn,) = asked["ssm:GetParameter"]["ResourceArns"]
     assert arn == f"arn:aws:ssm:{REGION}:{ACCOUNT}:parameter/words/hub"
+
+
+@pytest.mark.parametrize("text", ["/words/hub:3", "/words/hub:prod", "ARN", "ARN:3"])
+def test_a_version_a_label_or_an_arn_of_a_parameter_is_right(aws, good, asked, text):
+    """GetParameter takes them, and the role needs the parameter's ARN (API_GetParameter)."""
+    aws.client("ssm").put_parameter(Name="/words/hub", Value="x", Type="String")
+    arn = f"arn:aws:ssm:{REGION}:{ACCOUNT}:parameter/words/hub"
+    assert levels(good.replace(secrets={"HF_TOKEN": f"ssm:{text.replace('ARN', arn)}"})) == []
+    assert asked["ssm:GetParameter"]["ResourceArns"] == [arn]
+
+
+def test_the_role_may_use_the_key_of_a_secret(aws, good, asked, key):
+    aws.client("secretsmanager").create_secret(Name="words/db", SecretString="x", KmsKeyId=key)
+    store = {"Name": "/words/hub", "Value": "x", "Type": "SecureString"}
+    aws.client("ssm").put_parameter(**store, KeyId=key)
+    for text, service in (("words/db", "secretsmanager"), ("ssm:/words/hub", "ssm")):
+        assert findings(good.replace(secrets={"DB": text})) == []
+        question = asked.pop("kms:Decrypt")
+        assert question["ResourceArns"] == [key]
+        assert {
+            "ContextKeyName": "kms:ViaService",
+            "ContextKeyType": "string",
+            "ContextKeyValues": [f"{service}.{REGION}.amazonaws.com"],
+        } in question["ContextEntries"]
+
+
+def test_no_hint_names_a_permission_that_infra_has_not(aws, good, monkeypatch, key):
+    record(monkeypatch, SimulatePrincipalPolicy=simulated("kms:CreateGrant"))
+    (finding,) = findings(good.replace(request={"ResourceConfig": {"VolumeKmsKeyId": key}}))
+    assert finding.key == "role.kms:CreateGrant" and "infra/" not in finding.hint
 
 
 def test_a_key_that_may_not_be_looked_up_is_skipped_and_the_others_are_asked_for(

@@ -15,7 +15,8 @@ from smlightning_sagemaker.job import aws
 from smlightning_sagemaker.job.job import Job
 from smlightning_sagemaker.project import Project
 
-# Actions of the role, and what the job needs each one for. These are in infra/role-policy.json.
+# Actions of the role, and what the job needs each one for. infra/role-policy.json has all of them
+# but kms:CreateGrant.
 PURPOSES = {
     "s3:GetObject": "read its code, data and checkpoints",
     "s3:ListBucket": "read its code, data and checkpoints",
@@ -27,6 +28,7 @@ PURPOSES = {
     "secretsmanager:GetSecretValue": "read its secrets",
     "ssm:GetParameter": "read its secrets",
 }
+ALLOW = "allow it as infra/role-policy.json does"
 WRITING = "s3:PutObject"  # a job without it runs to its end, and loses everything
 # S3 Express and access points: their ARNs have other forms (userguide/access-points-naming.html).
 OTHER_BUCKET = re.compile(r"arn:.*|.*(--x-s3|--xa-s3|-s3alias)")
@@ -64,10 +66,10 @@ def places(body: dict[str, Any]) -> tuple[list[str], list[str], list[str]]:
         if "S3Uri" in source
     ]
     output = body["OutputDataConfig"]["S3OutputPath"].rstrip("/")
-    model = arns(body, ("/*", f"{output}/{body['TrainingJobName']}"))
+    code, model = (f"{output}/{body['TrainingJobName']}/{name}" for name in ("source", "output"))
     checkpoints = body.get("CheckpointConfig", {}).get("S3Uri", "")
     kept = arns(body, ("/*", checkpoints.rstrip("/")))
-    return arns(body, *read), [*model, *kept], kept
+    return arns(body, *read, ("/*", code)), [*arns(body, ("/*", model)), *kept], kept
 
 
 def arns(body: dict[str, Any], *addresses: tuple[str, str]) -> list[str]:
@@ -145,10 +147,11 @@ def secrets(job: Job, body: dict[str, Any], project: Project) -> Iterator[Findin
     https://docs.aws.amazon.com/systems-manager/latest/userguide/sysman-paramstore-access.html
     """
     needs: dict[str, list[str]] = {}
+    keys: dict[str, list[str]] = {}  # service → the customer's KMS keys that it decrypts with
     for variable, text in job.secrets.items():
         reference = stored_secrets.parse(text)
         try:
-            action, arn = secret(job, body, reference)
+            action, arn, key = secret(job, body, reference)
         except LookupError:
             yield error(
                 f"secrets.{variable}",
@@ -157,11 +160,24 @@ def secrets(job: Job, body: dict[str, Any], project: Project) -> Iterator[Findin
             )
         else:
             needs.setdefault(action, []).append(arn)
+            keys.setdefault(action.partition(":")[0], []).extend(customers(job, key))
     yield from denied(job, body, needs)
+    for service, used in keys.items():
+        yield from denied(job, body, {"kms:Decrypt": used}, service)
 
 
-def secret(job: Job, body: dict[str, Any], reference: stored_secrets.Reference) -> tuple[str, str]:
-    """The action that reads a secret, and the secret's ARN.
+def customers(job: Job, key: str) -> list[str]:
+    """The ARN of a customer's KMS key; none for AWS's own key, which serves the whole account."""
+    if not key:
+        return []
+    facts = aws.client("kms", job.region).describe_key(KeyId=key)["KeyMetadata"]
+    return [facts["Arn"]] if facts["KeyManager"] != "AWS" else []
+
+
+def secret(
+    job: Job, body: dict[str, Any], reference: stored_secrets.Reference
+) -> tuple[str, str, str]:
+    """The action that reads a secret, the secret's ARN, and its KMS key, which may be empty.
 
     Raises:
         LookupError: there is no such secret, or it is to be deleted.
@@ -170,13 +186,18 @@ def secret(job: Job, body: dict[str, Any], reference: stored_secrets.Reference) 
 
     region = reference.region or job.region
     if reference.is_parameter:
-        wanted = [{"Key": "Name", "Values": [reference.name]}]
+        # A version or label follows the name, after a colon (API_GetParameter).
+        if reference.name.startswith("arn:"):  # another account may share it
+            return "ssm:GetParameter", ":".join(reference.name.split(":")[:6]), ""
+        name = reference.name.partition(":")[0]
+        wanted = [{"Key": "Name", "Values": [name]}]
         parameters = aws.client("ssm", region).describe_parameters(ParameterFilters=wanted)
         if not parameters["Parameters"]:
             raise LookupError
+        key = parameters["Parameters"][0].get("KeyId", "")
         _, partition, _, _, account, _ = body["RoleArn"].split(":", 5)
-        name = reference.name.lstrip("/")
-        return "ssm:GetParameter", f"arn:{partition}:ssm:{region}:{account}:parameter/{name}"
+        arn = f"arn:{partition}:ssm:{region}:{account}:parameter/{name.lstrip('/')}"
+        return "ssm:GetParameter", arn, key
     try:
         found = aws.client("secretsmanager", region).describe_secret(SecretId=reference.name)
     except ClientError as failure:
@@ -185,16 +206,22 @@ def secret(job: Job, body: dict[str, Any], reference: stored_secrets.Reference) 
         raise
     if "DeletedDate" in found:
         raise LookupError
-    return "secretsmanager:GetSecretValue", found["ARN"]
+    return "secretsmanager:GetSecretValue", found["ARN"], found.get("KmsKeyId", "")
 
 
-def denied(job: Job, body: dict[str, Any], needs: Needs) -> Iterator[Finding]:
+def denied(job: Job, body: dict[str, Any], needs: Needs, service: str = "s3") -> Iterator[Finding]:
     """A finding for each action that IAM's simulation denies the role.
 
     An explicit denial is an error, since no other policy overrides it
     (https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_evaluation-logic.html).
     IAM does not report which keys a service control policy misses (API_EvaluationResult), so its
     denial is a warning.
+
+    Args:
+        job: of job.toml.
+        body: the request, with the role.
+        needs: what the role has to do.
+        service: that uses the KMS keys for the job.
     """
     iam, arn = aws.client("iam", job.region), body["RoleArn"]
     for action, resources in needs.items():
@@ -202,7 +229,7 @@ def denied(job: Job, body: dict[str, Any], needs: Needs) -> Iterator[Finding]:
             continue
         denials = [
             answer
-            for answer in simulated(iam, arn, action, resources, job.region)
+            for answer in simulated(iam, arn, action, resources, f"{service}.{job.region}")
             if answer["EvalResourceDecision"] != "allowed"
         ]
         if not denials:
@@ -211,6 +238,7 @@ def denied(job: Job, body: dict[str, Any], needs: Needs) -> Iterator[Finding]:
         key, name = f"role.{action}", arn.rpartition("/")[2]
         problem = f"{name} may not {action} on {where}, so the job cannot {PURPOSES[action]}"
         decisions = {answer["EvalResourceDecision"] for answer in denials}
+        allow = "allow it" if action == "kms:CreateGrant" else ALLOW
         unknown = {name for answer in denials for name in answer.get("MissingContextValues", [])}
         if any(map(is_limited, denials)):
             limit = "a service control policy or the permissions boundary denies it"
@@ -219,10 +247,9 @@ def denied(job: Job, body: dict[str, Any], needs: Needs) -> Iterator[Finding]:
             condition = f"unless a condition on {', '.join(sorted(unknown))} holds"
             yield warning(key, f"{problem}, {condition}", "check that this job fulfils it")
         elif action == WRITING or "explicitDeny" in decisions:
-            yield error(key, problem, "allow it as infra/role-policy.json does")
+            yield error(key, problem, allow)
         else:
-            hint = "allow it as infra/role-policy.json does, unless the resource's own policy does"
-            yield warning(key, problem, hint)
+            yield warning(key, problem, f"{allow}, unless the resource's own policy does")
 
 
 def is_limited(answer: dict[str, Any]) -> bool:
@@ -236,14 +263,14 @@ def is_limited(answer: dict[str, Any]) -> bool:
 
 
 def simulated(
-    iam: Any, arn: str, action: str, resources: list[str], region: str
+    iam: Any, arn: str, action: str, resources: list[str], service: str
 ) -> Iterator[dict[str, Any]]:
     """IAM's answer for each resource: EvaluationResult and ResourceSpecificResult in one."""
     question = {
         "PolicySourceArn": arn,
         "ActionNames": [action],
         "ResourceArns": list(dict.fromkeys(resources)),
-        "ContextEntries": context_of_call(arn, action, region),
+        "ContextEntries": context_of_call(arn, action, service),
     }
     for page in iam.get_paginator("simulate_principal_policy").paginate(**question):
         for result in page["EvaluationResults"]:
@@ -252,12 +279,15 @@ def simulated(
                 yield {**whole, **one}
 
 
-def context_of_call(arn: str, action: str, region: str) -> list[dict[str, Any]]:
+def context_of_call(arn: str, action: str, service: str) -> list[dict[str, Any]]:
     """Keys of the context that each call has, and that policies often use.
+
+    The service calls KMS for the job, as s3.us-east-1.
 
     https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_condition-keys.html
     https://docs.aws.amazon.com/kms/latest/developerguide/conditions-kms.html
     """
+    region = service.partition(".")[2]
     values: dict[str, str | bool] = {
         "aws:PrincipalAccount": arn.split(":")[4],
         "aws:PrincipalArn": arn,
@@ -265,8 +295,8 @@ def context_of_call(arn: str, action: str, region: str) -> list[dict[str, Any]]:
         "aws:SecureTransport": True,
         "aws:ViaAWSService": action.startswith("kms:"),
     }
-    if action in ("kms:Decrypt", "kms:GenerateDataKey"):  # S3 calls it for the job
-        values["kms:ViaService"] = f"s3.{region}.{aws.dns_suffix(region)}"
+    if action in ("kms:Decrypt", "kms:GenerateDataKey"):
+        values["kms:ViaService"] = f"{service}.{aws.dns_suffix(region)}"
     return [
         {
             "ContextKeyName": key,
