@@ -161,6 +161,7 @@ def words(aws: boto3.Session, vpc: Vpc, key: str, monkeypatch: pytest.MonkeyPatc
     trust = json.dumps({"Version": "2012-10-17", "Statement": [TRUST]})
     aws.client("iam").create_role(RoleName="words-training", AssumeRolePolicyDocument=trust)
     vpc.gateway("s3")
+    vpc.endpoints("secretsmanager", "ssm")
     job = Job(
         name="words",
         region=REGION,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from moto_account import ACCOUNT, REGION, Vpc, levels
+from moto_account import ACCOUNT, REGION, Vpc, levels, record
 from smlightning_sagemaker.job.job import Job, Network
 
 pytest_plugins = "moto_account"
@@ -46,6 +46,37 @@ def test_subnets_need_a_nat_gateway_or_an_endpoint_for_s3(good, vpc, lead, expec
     lead(vpc)
     job = good.replace(network=vpc.network, environment=INDEX)
     assert levels(job) == [(level, SUBNETS) for level in expected]
+
+
+def test_a_route_to_a_deleted_gateway_and_a_rejected_endpoint_lead_nowhere(good, vpc, monkeypatch):
+    job = good.replace(network=vpc.network, environment=INDEX)
+    to_nat(vpc)
+    (table,) = vpc.ec2.describe_route_tables(RouteTableIds=[vpc.table])["RouteTables"]
+    for route in table["Routes"]:
+        if "NatGatewayId" in route:
+            route["State"] = "blackhole"
+    record(monkeypatch, DescribeRouteTables={"RouteTables": [table]})
+    assert levels(job) == [("error", SUBNETS)]
+    vpc.endpoints("s3")
+    assert levels(job) == []
+    endpoints = vpc.ec2.describe_vpc_endpoints()["VpcEndpoints"]
+    record(
+        monkeypatch, DescribeVpcEndpoints={"VpcEndpoints": [{**endpoints[0], "State": "rejected"}]}
+    )
+    assert levels(job) == [("error", SUBNETS)]
+
+
+@pytest.mark.parametrize(
+    ("text", "service"), [("words/db", "secretsmanager"), ("ssm:/words/db", "ssm")]
+)
+def test_a_closed_subnet_reaches_the_store_of_secrets(aws, good, vpc, text, service):
+    aws.client("secretsmanager").create_secret(Name="words/db", SecretString="x")
+    aws.client("ssm").put_parameter(Name="/words/db", Value="x", Type="String")
+    vpc.gateway("s3")
+    job = good.replace(network=vpc.network, environment=INDEX, secrets={"DB": text})
+    assert levels(job) == [("error", SUBNETS)]
+    vpc.endpoints(service)
+    assert levels(job) == []
 
 
 def environment(**variables: str) -> Callable[[Job], Job]:

@@ -1,4 +1,4 @@
-"""Checks whether the hosts of a job reach each other, S3 and the package index of pip.
+"""Checks whether the hosts of a job reach each other, S3, its secrets and pip's package index.
 
 AWS takes a job whose network is closed; its hosts then hang or fail at the start, and are billed.
 """
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from ipaddress import ip_network
 from typing import Any
 
+from smlightning import stored_secrets
 from smlightning_sagemaker.findings import Finding, error, warning
 from smlightning_sagemaker.job import aws, instances, requirements_file
 from smlightning_sagemaker.job.job import Job
@@ -144,6 +145,21 @@ def index(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding]
     )
 
 
+def secrets(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """The subnets lead to the stores of [secrets], which each host's first process reads.
+
+    https://docs.aws.amazon.com/secretsmanager/latest/userguide/vpc-endpoint-overview.html
+    """
+    closed, endpoints = ways_out(job, body) if job.secrets else ({}, [])
+    level = warning if any(map(leads_elsewhere, closed.values())) else error
+    for variable, text in job.secrets.items() if closed else ():
+        service = "ssm" if stored_secrets.parse(text).is_parameter else "secretsmanager"
+        if not has_addresses(of_service(endpoints, service)):
+            problem = f"secrets.{variable} is in {service}, to which no route leads from "
+            hint = f"add a NAT gateway, or an endpoint for {service}"
+            yield level("network.subnets", problem + ", ".join(closed), hint)
+
+
 def indexes(job: Job, body: dict[str, Any], project: Project) -> list[str]:
     """Hosts of the package indexes that pip uses in the container; none if it needs none."""
     if not requirements.asks_an_index(job, project):
@@ -187,8 +203,16 @@ def is_main(table: dict[str, Any]) -> bool:
 
 
 def of_service(endpoints: Entries, service: str) -> Entries:
-    """The endpoints whose name ends with ``service``, such as `s3`."""
-    return [each for each in endpoints if each.get("ServiceName", "").endswith(f".{service}")]
+    """The endpoints in use whose name ends with ``service``, such as `s3`.
+
+    A deleted, failed or rejected one is listed for a while (API_VpcEndpoint, State).
+    """
+    return [
+        each
+        for each in endpoints
+        if each.get("ServiceName", "").endswith(f".{service}")
+        and each.get("State", "available").lower() == "available"
+    ]
 
 
 def has_addresses(endpoints: Entries) -> bool:
@@ -205,9 +229,11 @@ def leads_to_internet(routes: Entries) -> bool:
     """Whether there is a default route other than through an internet gateway (igw-).
 
     SageMaker's hosts have no public address, so an internet gateway does not forward their traffic.
+    The gateway of a `blackhole` was deleted (API_Route, State).
     """
     default = [route for route in routes if route.get("DestinationCidrBlock") == DEFAULT]
-    return any(not gateway(route).startswith("igw-") for route in default)
+    used = [route for route in default if route.get("State") != "blackhole"]
+    return any(not gateway(route).startswith("igw-") for route in used)
 
 
 def leads_elsewhere(routes: Entries) -> bool:
