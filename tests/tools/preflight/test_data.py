@@ -85,6 +85,17 @@ def test_archived_data_is_an_error_until_it_is_restored(aws, good):
     assert findings(job) == []
 
 
+def test_copied_data_fits_on_the_hosts_disks(aws, good, monkeypatch):
+    large = {"Key": "old/x", "Size": 200 * 2**30}
+    record(monkeypatch, ListObjectsV2={"Contents": [large]})
+    job = of_training(good, "s3://language-id/old/").replace(instance_type="ml.c5.2xlarge")
+    assert levels(job) == [("error", "volume_gb")]
+    assert levels(job.replace(volume_gb=250)) == []
+    streamed = {"s3_data": "s3://language-id/old/", "input_mode": "FastFile"}
+    assert levels(of_training(job, streamed)) == []
+    assert levels(job.replace(instance_type="ml.g5.xlarge")) == []  # with a disk of its own
+
+
 OFFLINE = {"PIP_INDEX_URL": "https://pip.example.internal/simple"}
 SYSTEM = "fs-0123456789abcdef0"
 

@@ -50,14 +50,21 @@ def local_path(job: Job, request: dict[str, Any], project: Project) -> Iterator[
 def within_data(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
     """No channel holds the checkpoints: a restart, or the next job, would train on them.
 
+    Code and models are no data either. A channel is every key that begins with its address.
     https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_S3DataSource.html
     """
     folder = request.get("CheckpointConfig", {}).get("S3Uri", "")
+    output = request["OutputDataConfig"]["S3OutputPath"].rstrip("/")
+    own = f"{output}/{request['TrainingJobName']}/"
     for channel in request.get("InputDataConfig", []):
         data = channel.get("DataSource", {}).get("S3DataSource", {}).get("S3Uri", "")
         name = channel["ChannelName"]
-        if name not in job.channels or not data or not folder:
+        if name not in job.channels or not data:
             continue
-        if aws.within(data, folder) or aws.within(folder, data):
+        prefix = data if aws.s3_location(data)[1] else f"{data.rstrip('/')}/"
+        if folder and (aws.within(data, folder) or aws.within(folder, data)):
             problem = f"{folder} overlaps with channels.{name}, so checkpoints would become data"
             yield error("checkpoint_s3", problem, "use a folder next to the data")
+        elif own.startswith(prefix):
+            problem = f"{data} also matches {own}, so code and models would become data"
+            yield error(f"channels.{name}", problem, "end it with the slash of a folder of data")

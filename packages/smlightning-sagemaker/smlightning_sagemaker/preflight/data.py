@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from smlightning_sagemaker.findings import Finding, error, skipped, warning
-from smlightning_sagemaker.job import aws
+from smlightning_sagemaker.job import aws, instances
 from smlightning_sagemaker.job.job import Job
 from smlightning_sagemaker.project import Project
 
@@ -18,6 +18,7 @@ def stored(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding
     SageMaker reads and writes in the job's region only (API_S3DataSource, API_OutputDataConfig).
     """
     usable: dict[str, bool] = {}
+    sizes: dict[str, int] = {}
     for key, uri in addresses(job, body).items():
         name, _ = aws.s3_location(uri)
         is_output = key in ("bucket", OUTPUT)
@@ -30,6 +31,7 @@ def stored(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding
         if is_output or not usable[name]:
             continue
         stored = objects(job, uri)
+        sizes[key] = sum(item["Size"] for item in stored)
         found = [item["Key"] for item in stored]
         if not found and key == "checkpoint_s3":
             problem = f"{uri} is empty, so training begins at step 0"
@@ -38,6 +40,27 @@ def stored(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding
             yield error(key, f"there is no data at {uri}", "upload it, or correct the address")
         yield from neighbours(found, key, uri)
         yield from archived(stored, key, uri)
+    yield from disk(job, body, sizes)
+
+
+def disk(job: Job, body: dict[str, Any], sizes: dict[str, int]) -> Iterator[Finding]:
+    """An error if the hosts' disks are too small for the channels that SageMaker copies to them.
+
+    Without disks of their own, hosts have volume_gb (API_ResourceConfig, VolumeSizeInGB).
+
+    Args:
+        sizes: bytes at the address of each key, of its first 1,000 objects.
+    """
+    usual = body["AlgorithmSpecification"]["TrainingInputMode"]
+    copied = [
+        sizes.get(f"channels.{channel['ChannelName']}", 0)
+        for channel in body.get("InputDataConfig", [])
+        if channel.get("InputMode", usual) == "File"
+    ]
+    total = sum(copied) / 2**30
+    if total > job.volume_gb and not (instances.disk(job.instance_type) or job.other_hosts):
+        problem = f"found {job.volume_gb}, and the channels hold {total:.0f} GB or more"
+        yield error("volume_gb", problem, 'raise it, or set input_mode = "FastFile" of a channel')
 
 
 def addresses(job: Job, body: dict[str, Any]) -> dict[str, str]:
