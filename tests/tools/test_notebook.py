@@ -34,6 +34,11 @@ def test_a_change_of_one_entry_keeps_the_others(project: Path) -> None:
     assert Launch().job.hyperparameters == {"dataset": "training"}
 
 
+def test_one_accepted_key_needs_no_list(project: Path) -> None:
+    with pytest.raises(UserError, match="rehearsal has not passed"):
+        Launch(accept="preflight").may_send()
+
+
 def test_a_wrong_change_is_a_sentence(project: Path) -> None:
     with pytest.raises(JobError, match="did you mean instance_type"):
         Launch(instance_tpye="ml.g5.xlarge")

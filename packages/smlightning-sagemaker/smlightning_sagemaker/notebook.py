@@ -49,7 +49,8 @@ class Launch:
         sys.modules.pop("options", None)  # the kernel may hold an older src/options.py
         self.project = projects.find(Path.cwd())
         self._read = self._files()
-        self._changed, self._accept = dict(leaves(changes)), tuple(accept)
+        self._changed = dict(leaves(changes))
+        self._accept = (accept,) if isinstance(accept, str) else tuple(accept)
         table = load(self.project.job_file, self.project).model_dump(exclude_unset=True)
         self.job = from_table(request.merge(table, changes), self.project)
         self.name = request.job_name(self.job)
