@@ -179,7 +179,8 @@ def _of_data(trainer: pl.Trainer) -> Iterator[tuple[str, Any, dict[str, Any]]]:
         while isinstance(part, OF_DATA) and not isinstance(part, IterableDataset):
             kinds = torch.Tensor if isinstance(part, Sampler) else PLAIN
             own = {key: value for key, value in vars(part).items() if isinstance(value, kinds)}
-            if not any(part is other for other in known):
+            is_set = hasattr(part, "set_epoch")  # and so is the same in a resumed run
+            if not is_set and not any(part is other for other in known):
                 yield path, part, {key: value for key, value in own.items() if key[0] != "_"}
             known.append(part)
             path, part = f"{path}.dataset", getattr(part, "dataset", None)  # of a Subset
