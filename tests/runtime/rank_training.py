@@ -458,7 +458,8 @@ def start_differently(write: Callable[[Record], Any], what: str) -> None:
         file.write_text(f"NUMBER = {rank}")
         sys.modules["own"] = ModuleType("own")
         sys.modules["own"].__file__ = str(file)
-    options = Options(**({"lr": 0.1 * (rank + 1)} if what == "option" else {}), log_every=rank + 1)
+    other = {"lr": 0.1 * (rank + 1)} if what == "option" else {}
+    options = Options(**other, hang_seconds=900 + rank)
     try:
         with session.session():
             rank_checks.check_start(options)

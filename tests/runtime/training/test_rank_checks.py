@@ -65,7 +65,7 @@ def test_a_mistake_on_two_ranks_ends_both_in_one_sentence(name: str, tmp_path: P
 def test_ranks_that_start_differently_end_before_training(
     what: str, words: str, tmp_path: Path
 ) -> None:
-    """Free options, here log_every, may differ."""
+    """Free options, here hang_seconds, may differ."""
     for record in ranks(start_differently, tmp_path, 2, what=what):
         assert words in record["problem"] and bool(record["problem"]) is bool(words), record
 

@@ -16,7 +16,7 @@ from smlightning_sagemaker.project import Project
 # Modules of AWS's images that no package index has in this form.
 MODULES_OF_THE_IMAGE = frozenset(
     """
-    torch torchvision torchaudio triton smdistributed mpi4py boto3 botocore
+    torch torchvision torchaudio triton flash_attn transformer_engine smdistributed mpi4py boto3 botocore
     sagemaker_training sagemaker_pytorch_container
     """.split()  # noqa: SIM905
 )

@@ -17,7 +17,7 @@ from smlightning_sagemaker.job.requirements_file import INCLUDES, lines, require
 OF_IMAGES = frozenset(
     """
     torch torchvision torchaudio boto3 mpi4py sagemaker-training sagemaker-pytorch-training
-    numpy pillow pip setuptools wheel
+    flash-attn transformer-engine numpy pillow pip setuptools wheel
     """.split()  # noqa: SIM905
 )
 

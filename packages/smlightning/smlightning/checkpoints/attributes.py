@@ -211,14 +211,13 @@ def _values(
     trainer: pl.Trainer, take: Take, wanted: dict[Name, Any] | None = None
 ) -> dict[Name, Any]:
     """The attributes that can be saved, as plain values; if ``wanted`` is given, only those."""
-    saved = trainer.lightning_module.state_dict().values()
-    weights = {_local(tensor).data_ptr() for tensor in saved if isinstance(tensor, torch.Tensor)}
+    saved = map(_local, trainer.lightning_module.state_dict().values())
+    weights = {tensor.data_ptr() for tensor in saved if _is_plain(tensor)}
 
     def taken(tensor: torch.Tensor) -> Any:
         if take is _mark:
             tensor = _local(tensor)  # no checkpoint holds a shard, but it is noticed
-        is_plain = type(tensor) is torch.Tensor and tensor.layout == torch.strided
-        if not is_plain or (tensor.numel() and tensor.data_ptr() in weights):
+        if not _is_plain(tensor) or (tensor.numel() and tensor.data_ptr() in weights):
             raise _OtherError  # a part of the model by another name, say
         return take(tensor.detach())
 
@@ -234,8 +233,13 @@ def _values(
     return values
 
 
-def _local(tensor: Any) -> torch.Tensor:
+def _local(tensor: Any) -> Any:
+    """This rank's shard of a sharded tensor; any other value as it is."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def _is_plain(tensor: Any) -> bool:
+    return type(tensor) is torch.Tensor and tensor.layout == torch.strided
 
 
 def _identity(value: Any, take: Take) -> Any:

@@ -68,6 +68,7 @@ SAME_FILES = "give every host the same src folder"
 # Options that a resumed run may change, and ranks may not have different values of.
 EQUAL_OPTIONS = (
     "batch_size", "accumulate_grad_batches", "strategy", "shard_size", "checkpoint_steps",
+    "log_every",
 )  # fmt: skip
 
 
