@@ -16,8 +16,8 @@ from smlightning_sagemaker.project import Project
 # Modules of AWS's images that no package index has in this form.
 MODULES_OF_THE_IMAGE = frozenset(
     """
-    torch torchvision torchaudio triton flash_attn transformer_engine smdistributed mpi4py boto3 botocore
-    sagemaker_training sagemaker_pytorch_container
+    torch torchvision torchaudio triton flash_attn transformer_engine smdistributed mpi4py
+    boto3 botocore sagemaker_training sagemaker_pytorch_container
     """.split()  # noqa: SIM905
 )
 
