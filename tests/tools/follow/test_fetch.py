@@ -29,6 +29,14 @@ def test_fetch_brings_model_and_curves(aws, sent, tmp_path):
     assert str(folder) in raised.value.problem and "--to" in raised.value.hint
 
 
+def test_fetch_does_not_replace_the_current_folder(sent, tmp_path, monkeypatch):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    monkeypatch.chdir(empty)
+    with pytest.raises(UserError, match="exists already"):
+        fetch.fetch(sent.training_job_name, REGION, Path())
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -16,7 +16,8 @@ def fetch(name: str, region: str, target: Path) -> Path:
     Raises:
         UserError: the job has not ended, there is no model, or its archive is damaged or unsafe.
     """
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+    is_taken = target.exists() and (not target.is_dir() or any(target.iterdir()))
+    if is_taken or target.resolve() == Path.cwd():
         raise UserError(f"{target} exists already", "remove it, or choose another folder with --to")
     job, s3 = describe(name, aws.client("sagemaker", region)), aws.client("s3", region)
     uri, status = address_of(job), job["TrainingJobStatus"]

@@ -291,7 +291,7 @@ def report_bill(outcome: Outcome, region: str, console: Any) -> None:
     billed = job.get("BillableTimeInSeconds")
     if trained and billed is not None:
         saved = ""
-        if job.get("EnableManagedSpotTraining"):
+        if job.get("EnableManagedSpotTraining") and billed < trained:
             saved = f"; spot saved {1 - billed / trained:.0%}"
         console.print(
             f"It trained {clock(trained)} and is billed {clock(billed)} on each instance{saved}."
