@@ -377,7 +377,9 @@ def page(record: dict[str, Any]) -> str:
         "bit.",
     ]
     for found in record.values():
-        named = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+        named = ", ".join(
+            f"{name} {version}" for name, version in sorted(found["versions"].items())
+        )
         lines += ["", f"## {found['profile']}", ""]
         lines += [f"{named}. {found['machine']}, {found['day']}, {found['seconds']} s in all.", ""]
         lines += ["| trained | " + " | ".join(STEPS) + " |", "|---" * (len(STEPS) + 1) + "|"]

@@ -190,7 +190,7 @@ def test_killed_runs_end_as_undisturbed_ones(name: str, tmp_path: Path) -> None:
         return run_ranks(body, tmp_path / folder, 1, KILLED if kill_at else 0)[0]
 
     alone = go("alone")
-    for kill_at in range(3, 3 * BATCHES, 2):
+    for kill_at in range(3, 3 * BATCHES, 4):
         folder = f"killed-{kill_at}"
         go(folder, kill_at)
         resumed = go(folder)
