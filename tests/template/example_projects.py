@@ -24,8 +24,7 @@ def bake_example(folder: Path, *sources: Path) -> Project:
     return made
 
 
-# The killed runs train at most 14 batches together. Five epochs have 15 or more, so that none of
-# these runs ends before its kill.
+# The killed runs train 14 batches at most. Five epochs have 15 or more: each run is killed in time.
 KILLS = """
 import json, sys
 from pathlib import Path

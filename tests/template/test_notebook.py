@@ -438,7 +438,7 @@ def without_place(output: Any, folder: Path, number: int) -> Any:
 def kinds(outputs: list[Any]) -> set[str]:
     """The lines of an output without numbers and names that are different in each run.
 
-    Of a prediction, only its text: the order of the unlikely classes differs between processors.
+    Predictions count by their text only: processors order unlikely classes differently.
     """
     lines = [line.partition("\t")[0] for line in shown(outputs).splitlines()]
     return {re.sub(r"\d[\d.e+-]*", "0", line)[:40] for line in lines if "image/png" not in line}

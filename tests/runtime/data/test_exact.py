@@ -76,7 +76,7 @@ def test_a_collate_function_is_seeded_by_batch() -> None:
 
 
 class Masking:
-    """Collates with a generator of its own, as collators for language models do."""
+    """Keeps a random generator, as a collator that masks words does."""
 
     def __init__(self) -> None:
         self.generator = np.random.default_rng(7)

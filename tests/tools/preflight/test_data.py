@@ -93,7 +93,7 @@ def test_copied_data_fits_on_the_hosts_disks(aws, good, monkeypatch):
     assert levels(job.replace(volume_gb=250)) == []
     streamed = {"s3_data": "s3://language-id/old/", "input_mode": "FastFile"}
     assert levels(of_training(job, streamed)) == []
-    assert levels(job.replace(instance_type="ml.g5.xlarge")) == []  # with a disk of its own
+    assert levels(job.replace(instance_type="ml.g5.xlarge")) == []  # g5 has its own disk
 
 
 OFFLINE = {"PIP_INDEX_URL": "https://pip.example.internal/simple"}
