@@ -174,6 +174,7 @@ def train(
     write: Callable[[Record], Any],
     kind: str,
     callbacks: list[pl.Callback],
+    wrap: Callable[[pl.LightningDataModule], pl.LightningDataModule] = lambda data: data,
     seed: int = 5,
     model: type = Seen,
     data: type = Rows,
@@ -198,18 +199,14 @@ def train(
             enable_model_summary=False,
             callbacks=callbacks,
         )
-        trainer.fit(module, datamodule=data(kind, **options))
+        trainer.fit(module, datamodule=wrap(data(kind, **options)))
     write({"rows": module.rows, "draws": module.draws})
 
 
 def train_here(write: Callable[[Record], Any], kind: str, seed: int = 5, **options: Any) -> None:
     """With what train.py gives the Trainer for it."""
-    train(write, kind, [loaders.ExactLoaders(seed), StepSeed(seed)], seed, **options)
-
-
-def train_plainly(write: Callable[[Record], Any], kind: str, **options: Any) -> None:
-    """Train with plain Lightning, without this package's callbacks."""
-    train(write, kind, [], **options)
+    wrap = loaders.Loaders(seed).resumable
+    train(write, kind, [StepSeed(seed)], wrap, seed, **options)
 
 
 def ranks(body: Any, folder: Path, world_size: int, **options: Any) -> list[Record]:
@@ -436,11 +433,18 @@ def make_mistake(write: Callable[[Record], Any], name: str) -> None:
     """Record the line that ends a training with this mistake."""
     model, data, kind = MISTAKES[name]
     problem = ""
-    callbacks = [loaders.ExactLoaders(5), StepSeed(5), BucketOrder(), *training_checks()]
+    callbacks = [StepSeed(5), BucketOrder(), *training_checks()]
+    strategy = STRATEGIES.get(name, ("ddp",))
     rank_checks.END_SECONDS = 1.0
     try:
         train(
-            write, kind, callbacks, model=model, data=data, strategy=STRATEGIES.get(name, ("ddp",))
+            write,
+            kind,
+            callbacks,
+            loaders.Loaders(5).resumable,
+            model=model,
+            data=data,
+            strategy=strategy,
         )
     except Exception as error:
         problem = described(error)

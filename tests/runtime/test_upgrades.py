@@ -11,18 +11,19 @@ from datetime import timedelta
 
 import pytest
 import pytorch_lightning as pl
-from lightning_fabric.utilities.distributed import DistributedSamplerWrapper
 from pytorch_lightning.callbacks import WeightAveraging
 from pytorch_lightning.demos.boring_classes import BoringModel
 from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
 from pytorch_lightning.strategies import DDPStrategy, ModelParallelStrategy
-from pytorch_lightning.trainer import call
 from pytorch_lightning.trainer.connectors import data_connector
 from pytorch_lightning.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from pytorch_lightning.trainer.connectors.signal_connector import _SignalConnector
+from pytorch_lightning.utilities.model_helpers import is_overridden
 
 from smlightning.cluster import signals
 from smlightning.cluster.sharding import ShardedStrategy
+from smlightning.data.exact import start_of
+from smlightning.training import loaders
 from smlightning.training import loop as loops
 
 
@@ -108,22 +109,23 @@ def test_the_loops_load_the_progress_that_is_written(trainer: pl.Trainer) -> Non
     assert loops.batches_of_epoch(trainer) == 3 and trainer.current_epoch == 1
 
 
-def test_setup_and_loaders_pass_through_the_strategy() -> None:
-    """cluster/strategies.py calls two hooks of callbacks in these methods."""
-    setup = inspect.getsource(call._call_setup_hook)
-    barrier, data = 'strategy.barrier("pre_setup")', 'datamodule_hook(trainer, "setup"'
-    assert 0 < setup.index(barrier) < setup.index(data)
-    source = inspect.getsource(data_connector._process_dataloader)
-    divided, processed = "_prepare_dataloader(", "strategy.process_dataloader("
-    assert 0 < source.index(divided) < source.index(processed)
+def test_loaders_that_are_no_dataloader_are_left_as_they_are() -> None:
+    """data/exact.py: Lightning iterates what `Loaders` makes, and starts it after `fit` has loaded
+    the loops' states; the epoch and its batches are then those of the checkpoint.
+    """
+    source = inspect.getsource(data_connector._DataConnector._prepare_dataloader)
+    assert "if not isinstance(dataloader, DataLoader):" in source
+    restored = inspect.getsource(pl.Trainer._run)
+    assert 0 < restored.index("restore_training_state()") < restored.index("self._run_stage()")
+    trainer = pl.Trainer(accelerator="cpu", devices=1, logger=False)
+    assert start_of(trainer) == (0, 0) and loops.divides_data(trainer)
+    loops.set_reloaded(trainer, 3)
+    assert "_last_train_dl_reload_epoch" in vars(trainer.fit_loop)
 
 
-def test_the_sampler_that_divides_an_order_keeps_all_of_it() -> None:
-    """training/rank_checks.py compares this order; data/exact.py: ``_inner`` uses its sampler."""
-    inner = range(3)
-    divider = DistributedSamplerWrapper(inner, num_replicas=2, rank=1, shuffle=False)
-    assert list(divider) == [1, 0]
-    assert divider.dataset._sampler is inner and divider.dataset._sampler_list == [0, 1, 2]
+def test_a_data_hook_of_an_instance_is_the_classes_to_lightning() -> None:
+    data = loaders.Loaders(1).resumable(pl.LightningDataModule())
+    assert not is_overridden("train_dataloader", data)
 
 
 def test_the_sharded_strategy_overrides_existing_methods() -> None:

@@ -18,7 +18,6 @@ import pytorch_lightning as pl
 import torch
 from smlightning.data import batches, columns, prepared, sources, splits, text
 from smlightning.pretrained import PretrainedTokenizer, tokenizer_files
-from torch.utils.data import DataLoader
 
 from options import Options
 
@@ -128,16 +127,16 @@ class Data(pl.LightningDataModule):
             self.fingerprint, self.pad_id = facts["fingerprint"], facts["pad_id"]
             self.labels = self.splits["train"].features["label"].names
 
-    def train_dataloader(self) -> DataLoader:
+    def train_dataloader(self) -> batches.RowLoader:
         return self._loader("train", self.options.seed)
 
-    def val_dataloader(self) -> DataLoader:
+    def val_dataloader(self) -> batches.RowLoader:
         return self._loader("validation")
 
-    def test_dataloader(self) -> DataLoader:
+    def test_dataloader(self) -> batches.RowLoader:
         return self._loader("test")
 
-    def _loader(self, split: str, seed: int | None = None) -> DataLoader:
+    def _loader(self, split: str, seed: int | None = None) -> batches.RowLoader:
         rows = BatchDataset(self.splits[split], self.pad_id)
         lengths, chosen = rows.tokens.lengths, self.options
         return batches.loader(

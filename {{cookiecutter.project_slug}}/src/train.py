@@ -18,7 +18,6 @@ def train(options: Options) -> None:
     """Train, test the best weights, and save what `predict.py` loads."""
     import pytorch_lightning as pl  # these take seconds, and --help answers at once
     from smlightning.run import Run
-    from smlightning.training.loaders import ExactLoaders
 
     import dist
     from data import Data
@@ -26,7 +25,8 @@ def train(options: Options) -> None:
 
     with dist.session() as cluster:
         run = Run(options, monitor=MONITOR, mode=MODE)
-        data, model = Data(**vars(options)), Model(**vars(options))
+        data = run.resumable(Data(**vars(options)))  # its loaders start where a run was stopped
+        model = Model(**vars(options))
         strategy, devices, num_nodes = dist.get_initialization_info(
             options.strategy, options.shard_size
         )
@@ -47,10 +47,7 @@ def train(options: Options) -> None:
             enable_progress_bar=sys.stdout.isatty() and sys.stderr.isatty(),
             enable_model_summary=False,
             profiler=run.profiler,
-            callbacks=[
-                *run.callbacks(),
-                ExactLoaders(options.seed),  # makes your loaders resume within an epoch
-            ],  # yours follow here
+            callbacks=[*run.callbacks()],  # yours follow here
             logger=[*run.loggers()],  # and here
         )
         run.train_test_save(trainer, model, data)

@@ -13,7 +13,7 @@ import datasets
 import pytorch_lightning as pl
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 import images
 from options import Options
@@ -53,16 +53,16 @@ class Data(pl.LightningDataModule):
             self.ids[split] = tokens(ended, **chosen)["input_ids"]
         self.fingerprint = images.fingerprint(self.splits)
 
-    def train_dataloader(self) -> DataLoader:
+    def train_dataloader(self) -> batches.RowLoader:
         return self._loader("train", self.options.seed)
 
-    def val_dataloader(self) -> DataLoader:
+    def val_dataloader(self) -> batches.RowLoader:
         return self._loader("validation")
 
-    def test_dataloader(self) -> DataLoader:
+    def test_dataloader(self) -> batches.RowLoader:
         return self._loader("test")
 
-    def _loader(self, split: str, seed: int | None = None) -> DataLoader:
+    def _loader(self, split: str, seed: int | None = None) -> batches.RowLoader:
         documents = Documents(self.splits[split], self.ids[split], self.options)
         lengths, chosen = [*map(len, documents.ids)], self.options
         return batches.loader(

@@ -16,7 +16,7 @@ from typing import Any
 import datasets
 import pytorch_lightning as pl
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from options import Options
 from smlightning import hub
@@ -47,16 +47,16 @@ class Data(pl.LightningDataModule):
         self.splits = load(self.options)
         self.fingerprint = fingerprint(self.splits)
 
-    def train_dataloader(self) -> DataLoader:
+    def train_dataloader(self) -> batches.RowLoader:
         return self._loader("train", self.options.seed)
 
-    def val_dataloader(self) -> DataLoader:
+    def val_dataloader(self) -> batches.RowLoader:
         return self._loader("validation")
 
-    def test_dataloader(self) -> DataLoader:
+    def test_dataloader(self) -> batches.RowLoader:
         return self._loader("test")
 
-    def _loader(self, split: str, seed: int | None = None) -> DataLoader:
+    def _loader(self, split: str, seed: int | None = None) -> batches.RowLoader:
         windows, chosen = Windows(self.splits[split]), self.options
         lengths = [chosen.max_length] * len(windows)
         return batches.loader(

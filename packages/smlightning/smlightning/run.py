@@ -3,8 +3,9 @@ weights, testing and saving.
 
     with dist.session():
         run = Run(options, monitor=MONITOR, mode=MODE)
+        data = run.resumable(Data(**vars(options)))
         trainer = pl.Trainer(
-            callbacks=[*run.callbacks(), ExactLoaders(options.seed), MyCallback()],
+            callbacks=[*run.callbacks(), MyCallback()],
             logger=[*run.loggers(), MyLogger()],
             ...
         )
@@ -34,6 +35,7 @@ from smlightning.training import rank_checks
 from smlightning.training.buckets import BucketOrder
 from smlightning.training.checks import check_complete, check_package, training_checks
 from smlightning.training.hangs import HangTimeout
+from smlightning.training.loaders import Loaders
 from smlightning.training.loop import ValidationSteps
 from smlightning.training.options import TrainerOptions
 from smlightning.training.seeds import StepSeed
@@ -69,6 +71,7 @@ class Run:
         self.outputs, self.model_dir = log.output_dirs(options.output_dir)
         self.profiler = NoProfiler()
         self.history = MetricHistory()
+        self.loaders = Loaders(options.seed)
         self.checkpoints = Checkpoints(
             self.model_dir.parent / "checkpoints",
             values_of(options),
@@ -76,8 +79,18 @@ class Run:
             options.checkpoint_steps,
             monitor=monitor,
             mode=mode,
+            loaders=self.loaders,
             declared=declared_options(type(options)),
         )
+
+    def resumable(self, data: pl.LightningDataModule) -> pl.LightningDataModule:
+        """The data module, whose loaders now start where training is.
+
+        Its methods return the loaders that Lightning iterates: a `RowLoader` for a DataLoader of
+        rows, which the ranks divide, and for other training loaders a `Stream`. Random numbers in
+        its ``setup`` are the same on all ranks.
+        """
+        return self.loaders.resumable(data)
 
     def precision(self, accelerator: str) -> Any:
         """The Trainer's ``precision`` for the option of that name; sets TF32 for this process.

@@ -1,7 +1,6 @@
 """Order and random numbers of an epoch, a row and a batch are functions of numbers."""
 
 import inspect
-import pickle
 import random
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -10,7 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler, Subset, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    Sampler,
+    Subset,
+    WeightedRandomSampler,
+)
 
 from smlightning.data import rng
 from smlightning.data.exact import SETTINGS, Stream, exact_loader, has_rows
@@ -34,11 +40,14 @@ class Gathering(Drawing):
         return [(row, noise) for row in rows]
 
 
-def batches(loader: DataLoader, *start: int, seed: int = 1, rank: int = 0) -> Any:
-    exact: Any = exact_loader(loader, seed, rank)
-    exact.batch_sampler.start_at(*start or (0,))
+def exact(loader: DataLoader, epoch: int = 0, done: int = 0, seed: int = 1, **options: Any) -> Any:
+    """The loader, which begins its next iteration there."""
+    return exact_loader(loader, seed, start=lambda: (epoch, done), **options)
+
+
+def batches(loader: DataLoader, *start: int, **options: Any) -> Any:
     torch.rand(3)  # whatever was drawn before
-    return list(exact)
+    return list(exact(loader, *start, **options))
 
 
 def rows_of(loader: DataLoader, *args: Any, **options: Any) -> dict[int, tuple[Any, ...]]:
@@ -108,34 +117,67 @@ def test_an_order_depends_on_seed_and_epoch_but_not_on_the_rank() -> None:
 
 
 def test_a_loader_that_starts_again_next_to_a_longer_one_gives_another_order() -> None:
-    exact: Any = exact_loader(loader(Drawing(), shuffle=True), 1)
-    first, second = list(exact), list(exact)
+    given = exact(loader(Drawing(), shuffle=True))
+    first, second = list(given), list(given)
     assert first != second
     resumed = batches(loader(Drawing(), shuffle=True), 0, 5)
     assert resumed == second[1:], "of four batches, the fifth is the second turn's first"
 
 
 def test_the_users_loader_and_data_set_are_not_changed() -> None:
-    given = loader(Drawing())
-    dataset, sampler = given.dataset, given.batch_sampler
-    exact: Any = exact_loader(given, 1)
-    assert given.dataset is dataset and given.batch_sampler is sampler
-    assert exact.dataset.name == "drawing" and len(exact.dataset) == 8
-    assert exact.dataset[3][0] == 3, "the user may ask without a loader"
-    sent = pickle.loads(pickle.dumps(exact.dataset))  # noqa: S301  as to a worker
-    assert sent.name == "drawing"
-    assert len(exact) == 4 and exact.batch_sampler.batch_size == 2
+    given = loader(Drawing(), num_workers=1)
+    before = dict(vars(given))
+    made = exact(given)
+    assert vars(given) == before
+    assert made.dataset is given.dataset and made.sampler is given.sampler
+    assert len(made) == 4 and (made.batch_size, made.num_workers) == (2, 1)
+    assert not isinstance(made, DataLoader), "Lightning would divide it"
 
 
 def test_a_model_may_set_attributes_of_the_data_set_and_the_sampler() -> None:
     """As a curriculum does by ``trainer.train_dataloader.dataset`` and ``.sampler``."""
     given = loader(Subset(Drawing(), range(8)), sampler=WeightedRandomSampler([1.0] * 8, 8))
-    exact: Any = exact_loader(given, 1)
-    exact.dataset.level = 2
-    exact.dataset.dataset.name = "another"
-    exact.sampler.weights = torch.tensor([0.0] * 7 + [1.0])
-    assert given.dataset.level == 2 and given.dataset.dataset.name == "another"  # type: ignore[attr-defined]
-    assert {row for batch in exact for row, *_ in batch} == {7}
+    made = exact(given)
+    made.dataset.dataset.name = "another"
+    made.sampler.weights = torch.tensor([0.0] * 7 + [1.0])
+    assert given.dataset.dataset.name == "another"  # type: ignore[attr-defined]
+    assert {row for batch in made for row, *_ in batch} == {7}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_divide_the_order_of_a_sampler(size: int, drop_last: bool, ranks: int) -> None:
+    """In turns, as Lightning's DistributedSampler does; the first rows complete the last round."""
+    order = [5, 2, 7, 0, 1, 6, 3, 4]
+    parts = []
+    for rank in range(ranks):
+        given = loader(Drawing(), size, sampler=order, drop_last=drop_last)
+        made = exact(given, rank=rank, ranks=ranks)
+        parts.append([row for batch in made for row, *_ in batch])
+        lightnings = DistributedSampler(order, ranks, rank, shuffle=False)
+        kept = len(lightnings) // size * size if drop_last else len(lightnings)
+        assert parts[-1] == [order[place] for place in lightnings][:kept]
+        assert len(made) == -(-kept // size)
+    assert len({len(part) for part in parts}) == 1
+
+
+def test_ranks_divide_the_batches_of_a_batch_sampler_of_ones_own() -> None:
+    given = [[0, 1], [2], [3, 4, 5], [6], [7]]
+    parts = []
+    for rank in range(2):
+        made = exact(
+            DataLoader(Drawing(), batch_sampler=given, collate_fn=list), rank=rank, ranks=2
+        )
+        parts.append([[row for row, *_ in batch] for batch in made])
+        assert len(made) == 3
+    assert parts == [[[0, 1], [3, 4, 5], [7]], [[2], [6], [0, 1]]]
+
+
+def test_a_sampler_that_divides_is_not_divided_again() -> None:
+    sampler = DistributedSampler(Drawing(), 2, 1, shuffle=False)  # type: ignore[arg-type]
+    made = exact(loader(Drawing(), sampler=sampler), rank=1, ranks=2)
+    assert [row for batch in made for row, *_ in batch] == [1, 3, 5, 7] and not made.divides
 
 
 def test_epoch_and_generator_of_a_row_outside_a_loader() -> None:
@@ -174,18 +216,17 @@ class Counting(OwnOrder):
 def test_a_sampler_that_remembers_epochs_gives_the_same_order_after_a_resume(
     sampler: Any, start: tuple[int, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole: Any = exact_loader(loader(Drawing(), sampler=sampler()), 1)
+    place = [0, 0]
+    whole: Any = exact_loader(loader(Drawing(), sampler=sampler()), 1, start=lambda: tuple(place))  # type: ignore[arg-type,return-value]
     epochs = []
-    for epoch in range(4):
-        whole.batch_sampler.start_at(epoch)
+    for place[0] in range(4):
         epochs.append(list(whole))
-    trained = whole.batch_sampler.checksum(2)
+    trained = whole.batches.checksum(2)
     assert batches(loader(Drawing(), sampler=sampler()), *start) == epochs[3][sum(start[1:]) :]
-    again: Any = exact_loader(loader(Drawing(), sampler=sampler()), 1)
-    again.batch_sampler.start_at(3, 2, (2, trained))
+    again = exact(loader(Drawing(), sampler=sampler()), 3, 2, expected=(2, trained))
     assert list(again) == epochs[3][2:] and not capsys.readouterr().out
-    again.batch_sampler.start_at(3, 2, (2, trained + 1))
-    assert list(again) and "resume: inexact: BatchSampler" in capsys.readouterr().out
+    other = exact(loader(Drawing(), sampler=sampler()), 3, 2, expected=(2, trained + 1))
+    assert list(other) and f"inexact: {sampler.__name__}" in capsys.readouterr().out
 
 
 class OwnNoise(Drawing):
@@ -255,6 +296,6 @@ def test_every_setting_of_a_loader_stays() -> None:
     arguments = set(inspect.signature(DataLoader.__init__).parameters)
     assert arguments - rows_chosen - left_out == set(SETTINGS)
     given = loader(Drawing(), timeout=3, num_workers=1, prefetch_factor=5, drop_last=True)
-    exact = exact_loader(given, 1)
+    made = exact_loader(given, 1)
     for name in SETTINGS:
-        assert getattr(exact, name) == getattr(given, name), name
+        assert getattr(made.inner, name) == getattr(given, name), name

@@ -93,7 +93,7 @@ def test_epochs_differ_and_evaluations_do_not(fit: Fit) -> None:
 
     class Watching(NoisyLine):
         def on_train_start(self) -> None:
-            assert isinstance(self.trainer.train_dataloader.batch_sampler, ExactBatches)
+            assert isinstance(self.trainer.train_dataloader.batches, ExactBatches)
 
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             seen["train"].append(batch[1].tolist())

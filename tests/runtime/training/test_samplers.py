@@ -1,12 +1,13 @@
-"""Ranks divide a sampler as in plain Lightning; each row has its own random numbers."""
+"""Ranks divide the order of a sampler; each row has its own random numbers."""
 
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from rank_training import ROWS, ranks, train_here, train_plainly
+from rank_training import ROWS, of_weights, ranks, train_here
 
 SAMPLERS = ["of_subset", "of_weights", "of_batches", "shuffled"]
 Batches = list[list[int]]
@@ -16,18 +17,24 @@ def rows_by_rank(body: Any, folder: Path, world_size: int, **options: Any) -> li
     return [record["rows"] for record in ranks(body, folder, world_size, **options)]
 
 
+def flat(batches: Batches) -> list[int]:
+    return [row for batch in batches for row in batch]
+
+
 def counted(ranks_batches: list[Batches]) -> Counter[int]:
     """Counts of each row over all ranks."""
     return Counter(row for rank in ranks_batches for batch in rank for row in batch)
 
 
-def test_a_sampler_with_its_own_generator_gives_what_it_gives_in_plain_lightning(
-    tmp_path: Path,
-) -> None:
-    """The rows are equal in each step on each rank, as the sampler's generator chooses them."""
-    options = {"kind": "of_weights", "own": True}
-    plain = rows_by_rank(train_plainly, tmp_path / "plain", 2, **options)
-    assert rows_by_rank(train_here, tmp_path / "here", 2, **options) == plain
+def test_the_order_of_a_sampler_with_its_own_generator_is_divided(tmp_path: Path) -> None:
+    """Lightning would shuffle it once more (pytorch-lightning#21131)."""
+    one, other = rows_by_rank(train_here, tmp_path, 2, kind="of_weights", own=True)
+    trained = [
+        row for batches in zip(one, other, strict=True) for row in zip(*batches, strict=True)
+    ]
+    expected = of_weights(torch.Generator().manual_seed(3))["sampler"]
+    epochs = [[*expected], [*expected]]
+    assert [row for pair in trained for row in pair] == epochs[0] + epochs[1]
 
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.long)])

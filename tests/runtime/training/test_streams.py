@@ -96,7 +96,7 @@ def test_a_killed_run_ends_as_an_uninterrupted_one(
     fit(**options, output_dir="alone")
     fit(**options, crash=("before_batch", 12))
     content = newest_state()
-    assert content["loaders"][0]["states"][0]["given"] == 3
+    assert content["loaders"]["streams"][0]["states"][0]["given"] == 3
     assert "combined_loader" not in content["loops"]["fit_loop"]["state_dict"]
     capsys.readouterr()
     fit(**options)

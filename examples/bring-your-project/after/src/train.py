@@ -22,12 +22,12 @@ def train(options: Options) -> None:
     from data import Data
     from model import Model
     from smlightning.run import Run
-    from smlightning.training.loaders import ExactLoaders
     from vae.callbacks import EMA, KLWarmup, Reconstructions
 
     with dist.session() as cluster:
         run = Run(options, monitor=MONITOR, mode=MODE)
-        data, model = Data(**vars(options)), Model(**vars(options))
+        data = run.resumable(Data(**vars(options)))  # its loaders start where a run was stopped
+        model = Model(**vars(options))
         strategy, devices, num_nodes = dist.get_initialization_info(
             options.strategy, options.shard_size
         )
@@ -50,7 +50,6 @@ def train(options: Options) -> None:
             profiler=run.profiler,
             callbacks=[
                 *run.callbacks(),
-                ExactLoaders(options.seed),  # makes your loaders resume within an epoch
                 EarlyStopping("val/loss", patience=options.patience),
                 EMA(options.ema),
                 KLWarmup(options.warmup_steps),

@@ -17,7 +17,7 @@ import torch
 from smlightning.data.exact import resumes_exactly
 from smlightning.reports import curves
 from smlightning.tensors import digest, leaves
-from smlightning.training.loaders import ExactLoaders, all_loaders
+from smlightning.training.loaders import Loaders, all_loaders
 from smlightning.training.seeds import StepSeed
 from smlightning_sagemaker.testing import owner
 
@@ -171,7 +171,8 @@ def iterate(write: Write, options: dict[str, Any]) -> None:
     model = Collect()
     with project.dist.session() as cluster:
         pl.seed_everything(seed, verbose=False)  # as Run does, before the data
-        data = project.data.Data(**{**options, **single})
+        # which augment each reading alike
+        data = Loaders(seed).resumable(project.data.Data(**{**options, **single}))
         strategy, devices, num_nodes = project.dist.get_initialization_info()
         trainer = pl.Trainer(
             accelerator=cluster.accelerator,
@@ -184,7 +185,7 @@ def iterate(write: Write, options: dict[str, Any]) -> None:
             enable_progress_bar=False,
             enable_model_summary=False,
             num_sanity_val_steps=0,
-            callbacks=[ExactLoaders(seed), StepSeed(seed)],  # augment each reading alike
+            callbacks=[StepSeed(seed)],
         )
         trainer.fit(model, datamodule=data)
     write(model.seen)

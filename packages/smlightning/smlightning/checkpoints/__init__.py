@@ -17,8 +17,7 @@ Back:
    and every host verifies that it has the same files;
 2. `plugin.CheckpointPlugin.load_checkpoint` reads them on each rank (`files.read`);
 3. `callback.Checkpoints.on_load_checkpoint` restores position, best weights (`best`) and the counts
-   of Lightning's loops; `training.loaders.ExactLoaders` has the epoch and batch at which the data
-   start.
+   of Lightning's loops, at which the data start (`data.exact.start_of`).
 
 `run.Run.train_test_save` calls `resume`, and passes its path to `Trainer.fit`, which does the rest.
 

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from smlightning import torch_files
 from smlightning.cluster import collectives
-from smlightning.data.exact import SeededRows, remembers
+from smlightning.data.exact import remembers
 from smlightning.tensors import checksums, digest
 from smlightning.training import loop
 from smlightning.training.loaders import all_loaders
@@ -170,10 +170,9 @@ def _of_data(trainer: pl.Trainer) -> Iterator[tuple[str, Any, dict[str, Any]]]:
     held = vars(data).items() if data else ()
     parts = {name: data, **{f"{name}.{key}": part for key, part in held}}
     for number, loader in enumerate(all_loaders(trainer.train_dataloader)):
-        rows, sampler = getattr(loader, "dataset", None), getattr(loader, "sampler", None)
-        parts[f"data set {number}"] = rows.inner if isinstance(rows, SeededRows) else rows
-        inner = getattr(getattr(sampler, "dataset", None), "_sampler", sampler)
-        parts[f"sampler {number}"] = None if remembers(inner) else inner
+        sampler = getattr(loader, "sampler", None)
+        parts[f"data set {number}"] = getattr(loader, "dataset", None)
+        parts[f"sampler {number}"] = None if remembers(sampler) else sampler
     known: list[Any] = []
     for path, part in parts.items():
         while isinstance(part, OF_DATA) and not isinstance(part, IterableDataset):

@@ -38,7 +38,7 @@ from smlightning.errors import UserError
 from smlightning.options import Option
 from smlightning.tensors import checksums_of_parts
 from smlightning.training import hangs, loop
-from smlightning.training.loaders import all_loaders
+from smlightning.training.loaders import Loaders, all_loaders
 from smlightning.training.rank_checks import equal_on_ranks, equally_many
 
 RERUN = "start the same command again"
@@ -98,6 +98,7 @@ class Checkpoints(Checkpoint):
         steps: between two checkpoints; 0: only by minutes.
         monitor: the validation metric that marks the best weights.
         mode: whether its ``max`` or its ``min`` is best.
+        loaders: those of training, whose states a checkpoint holds.
         declared: the options by name: their defaults, and which may differ in a resumed run.
     """
 
@@ -112,9 +113,11 @@ class Checkpoints(Checkpoint):
         *,
         monitor: str,
         mode: Literal["max", "min"] = "max",
+        loaders: Loaders,
         declared: Mapping[str, Option] | None = None,
     ) -> None:
         self.directory, self.steps = directory, steps
+        self.loaders = loaders
         self.declared = declared or {}
         world_size = session.current_cluster().world_size
         self.identity = resume.RunIdentity.of(options, self.declared, world_size)
@@ -249,6 +252,8 @@ class Checkpoints(Checkpoint):
         state = checkpoint["callbacks"][self.state_key]
         self.optimizers = state["optimizers"]
         self.attributes.resumed = checkpoint.pop("attributes")
+        same_ranks = self.position.world_size == trainer.world_size
+        self.loaders.resume(checkpoint.pop("loaders"), same_ranks)
         resume.check_length(self.position, trainer.max_steps)
         self._check_data(state["data"])
         best = Best(**state["best"])
@@ -332,6 +337,7 @@ class Checkpoints(Checkpoint):
             self._score(trainer)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.loaders.begin(trainer)
         total = trainer.estimated_stepping_batches
         if total < 0:
             raise UserError(
@@ -355,6 +361,7 @@ class Checkpoints(Checkpoint):
             batches_per_epoch=batches,
             total_steps=int(total),
             accumulate=trainer.accumulate_grad_batches,
+            world_size=trainer.world_size,
         )
         self.agreement.saved()
         self._agree(trainer)
@@ -388,6 +395,8 @@ class Checkpoints(Checkpoint):
             self.agreement.save = True
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.is_last_batch:  # max_steps may end training within the epoch
+            self.loaders.end_epoch(trainer)
         self.position = self.position.after_epoch()
         self.agreement.save = True
         loop.end_restart(trainer)
@@ -547,7 +556,11 @@ class Checkpoints(Checkpoint):
         """
         with hangs.slow():
             self._wait_until_written()
-            state = {**loop.state(trainer), "attributes": self.attributes.state(trainer)}
+            state = {
+                **loop.state(trainer),
+                "attributes": self.attributes.state(trainer),
+                "loaders": self.loaders.state(trainer, self.position.rank_batches),
+            }
             weights = trainer.lightning_module.named_parameters()
             trained = [name for name, weight in weights if weight.requires_grad]
             self.writer.hold(state, self.position, trained)

@@ -25,6 +25,7 @@ class Position:
     batches_per_epoch: int = 0  # global batches; 0 if the data has no length
     total_steps: int = 0
     accumulate: int = 1  # a rank's batches in one global batch
+    world_size: int = 1
 
     def __str__(self) -> str:
         return f"step {self.step} of {self.total_steps}"

@@ -12,7 +12,6 @@ from typing import Any, cast
 import torch
 import torch.distributed
 from lightning_fabric.plugins import ClusterEnvironment
-from pytorch_lightning import Trainer
 from pytorch_lightning.strategies import (
     DDPStrategy,
     ParallelStrategy,
@@ -85,33 +84,6 @@ class LauncherEnvironment(ClusterEnvironment):
         pass  # follows from what set_world_size checks
 
 
-class ExtraHooks(Strategy):
-    """Calls two hooks that Lightning's callbacks lack, if a callback has them.
-
-    ``process_dataloader(trainer, loader)`` returns the loader to iterate, after Lightning has
-    divided it among the ranks; ``before_setup(trainer)`` comes just before the data's ``setup``.
-    """
-
-    def process_dataloader(self, dataloader: object) -> object:
-        for hook, trainer in self._hooks("process_dataloader"):
-            dataloader = hook(trainer, dataloader)
-        return dataloader
-
-    def barrier(self, name: str | None = None) -> None:
-        super().barrier(name)  # type: ignore[safe-super]
-        if name == "pre_setup":  # Lightning's name for it (trainer/call.py)
-            for hook, trainer in self._hooks("before_setup"):
-                hook(trainer)
-
-    def _hooks(self, name: str) -> list[tuple[Any, Trainer]]:
-        module = self.lightning_module
-        if module is None:
-            return []
-        trainer: Any = module.trainer
-        hooks = [getattr(callback, name, None) for callback in trainer.callbacks]
-        return [(hook, trainer) for hook in hooks if hook is not None]
-
-
 class BuildsOnCPU(Strategy):
     """Calls ``configure_model`` with the CPU as default device, as FSDP's strategy does.
 
@@ -139,7 +111,7 @@ class OptimizersStay(Strategy):
         self.optimizers = optimizers
 
 
-class ConnectsRanks(ExtraHooks, ParallelStrategy):
+class ConnectsRanks(ParallelStrategy):
     """Makes the process group, and verifies an all-reduce before the first run."""
 
     _is_verified = False
@@ -197,7 +169,7 @@ def _place_of(argument: str) -> str:
     return "src/dist.py"
 
 
-class OneProcess(ExtraHooks, BuildsOnCPU, OptimizersStay, SingleDeviceStrategy):
+class OneProcess(BuildsOnCPU, OptimizersStay, SingleDeviceStrategy):
     """One device; its cluster environment only keeps Lightning from looking for one."""
 
     def __init__(self, cluster: Cluster) -> None:

@@ -11,7 +11,7 @@ The way of a row, in the order of the run:
 
 For any loader, in training:
 
-- `exact`: loaders that start at any batch of any epoch: ``exact_loader``, ``Stream``.
+- `exact`: loaders that start where training is: ``RowLoader``, ``Stream``, ``exact_loader``.
 - `rng`: random numbers while a batch is fetched: ``generator``, ``epoch``.
 - `fingerprint`: of the files that ``--dataset`` and the channels name: ``of_files``.
 - `workers`: a loader's worker that loses a batch ends the run: ``LostBatches``.

@@ -3,8 +3,7 @@
     def train_dataloader(self):                # in a LightningDataModule
         return batches.loader(dataset, lengths, batch_size, self.trainer, seed)
 
-where ``dataset[batch]`` makes a batch of a :class:`RankBatch`. The loader resumes within an epoch
-as it is: `training.loaders.ExactLoaders` only calls `GlobalBatches.start_at`.
+where ``dataset[batch]`` makes a batch of a :class:`RankBatch`. The loader starts where training is.
 """
 
 import itertools
@@ -17,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from smlightning.cluster import signals
 from smlightning.data import rng
-from smlightning.data.exact import Resumable, SeededRows
+from smlightning.data.exact import Resumable, RowLoader, SeededRows, start_of
 from smlightning.errors import UserError
 
 # Global batches that are sorted together by length: enough to save padding, few enough to keep the
@@ -47,19 +46,13 @@ class RankBatch(NamedTuple):
         return torch.from_numpy(is_sample.astype(np.float32))
 
 
-class GlobalBatches(Resumable, torch.utils.data.DistributedSampler[RankBatch]):
+class GlobalBatches(Resumable):
     """This rank's parts of the global batches of an epoch: a function of (seed, epoch).
-
-    `start_at` sets the epoch, and how many batches of it to skip.
 
     The global batches do not depend on the world size. Samples of similar length are batched
     together. Every rank gets equally many rows of each batch, and at least two if whole batches
     allow it: with a single row torch.compile recompiles and BatchNorm fails. Fillers complete a
     batch that the ranks do not divide: each sample counts once.
-
-    The class is a DistributedSampler, since Lightning replaces any other sampler
-    (data_connector.py, ``_requires_distributed_sampler``). Lightning calls ``set_epoch`` before
-    each epoch.
 
     Args:
         lengths: tokens of each sample, (N,).
@@ -79,9 +72,8 @@ class GlobalBatches(Resumable, torch.utils.data.DistributedSampler[RankBatch]):
         accumulate: int = 1,
     ) -> None:
         self.lengths = np.asarray(lengths)
-        shuffle = seed is not None
-        sized: Any = self.lengths
-        super().__init__(sized, world_size, rank, shuffle, seed or 0)
+        self.shuffle, self.seed = seed is not None, seed or 0
+        self.rank, self.world_size = rank, world_size
         self.global_batch = global_batch
         self.accumulate = accumulate
 
@@ -122,10 +114,10 @@ class GlobalBatches(Resumable, torch.utils.data.DistributedSampler[RankBatch]):
 
     def _parts(self, global_batch: np.ndarray, moment: rng.Moment) -> Iterator[RankBatch]:
         """This rank's parts of a global batch: one, or as many as are accumulated."""
-        parts = self.num_replicas * self.accumulate
+        parts = self.world_size * self.accumulate
         # Rows of each part: as many as the largest needs, and two if a whole batch has two.
         many = max(-(-len(global_batch) // parts), min(2, -(-self.global_batch // parts)))
-        for part in range(self.rank, parts, self.num_replicas):
+        for part in range(self.rank, parts, self.world_size):
             samples = global_batch[part::parts]
             rows = samples
             if len(samples) < many:
@@ -141,7 +133,7 @@ def loader(
     trainer: Any = None,
     seed: int | None = None,
     num_workers: int = -1,
-) -> DataLoader:
+) -> RowLoader:
     """A loader of this rank's part of every global batch; without a trainer, for a single rank.
 
     Args:
@@ -169,15 +161,19 @@ def loader(
     cuda = torch.cuda.is_available()
     if num_workers < 0:
         num_workers = 2 if cuda else 0
-    return DataLoader(
+    batches = GlobalBatches(lengths, global_batch, rank, world_size, seed, accumulate)
+    if trainer:
+        batches.start = lambda: start_of(trainer)
+    inner = DataLoader(
         SeededRows(dataset),
-        sampler=GlobalBatches(lengths, global_batch, rank, world_size, seed, accumulate),
+        sampler=batches,
         batch_size=None,
         num_workers=num_workers,
         pin_memory=cuda,
         persistent_workers=num_workers > 0,
         worker_init_fn=signals.ignore_signals_in_workers,
     )
+    return RowLoader({**vars(inner), "dataset": dataset}, inner, divides=True)
 
 
 def pad(

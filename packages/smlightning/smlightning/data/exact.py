@@ -2,12 +2,13 @@
 
 | loader                                   | how                                                   |
 |------------------------------------------|-------------------------------------------------------|
-| `batches.loader`                         | as it is: its sampler is `Resumable`                  |
-| DataLoader of a data set with rows       | `exact_loader` makes another one of the same parts    |
+| `batches.loader`                         | is a `RowLoader` already                              |
+| DataLoader of a data set with rows       | `exact_loader` makes a `RowLoader` of the same parts  |
 | loader with `state_dict`, as torchdata's | `Stream` records its state after each batch           |
 | other iterables                          | `Stream`: begins the epoch again                      |
 
-`training.loaders.ExactLoaders`, which train.py names, calls these functions.
+Lightning iterates these objects as they are: none is a DataLoader, which it would divide.
+`training.loaders.Loaders` makes them of what a data module returns.
 """
 
 import copy
@@ -15,56 +16,74 @@ import itertools
 import pickle
 import sys
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from smlightning.data import rng
 from smlightning.errors import UserError
 from smlightning.tensors import leaves
 
 LIBRARIES = ("torch", "torchdata", "pytorch_lightning", "lightning_fabric")
+# Their order depends on nothing but the random numbers before it, and on set_epoch.
+WITHOUT_MEMORY = (
+    BatchSampler, DistributedSampler, RandomSampler, SequentialSampler, SubsetRandomSampler,
+    WeightedRandomSampler,
+)  # fmt: skip
 # The arguments of a DataLoader that do not choose rows; older torch has fewer of them.
 SETTINGS = (
     "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn",
     "multiprocessing_context", "prefetch_factor", "persistent_workers", "in_order",
 )  # fmt: skip
 
+Start = Callable[[], tuple[int, int]]  # the epoch, and a rank's batches of it that are done
+
+
+def start_of(trainer: Any) -> tuple[int, int]:
+    """The epoch of training, and this rank's batches of it that are done, by Lightning's loop.
+
+    A resumed run has set them from the checkpoint before Lightning asks for the first batch.
+    """
+    return trainer.current_epoch, trainer.fit_loop.epoch_loop.batch_progress.current.completed
+
 
 class Resumable:
-    """A sampler that can start at any batch of any epoch."""
+    """A sampler that starts where training is.
 
-    epoch = 0
-    turn = -1  # restarts in this epoch, while a longer loader continues
-    done = 0  # batches to skip in the next iteration
+    Attributes:
+        start: asked when an iteration begins.
+        epoch: of the latest iteration.
+        turn: restarts in this epoch, while a longer loader continues.
+    """
 
-    expected: tuple[int, int] = (0, 0)
-
-    def start_at(self, epoch: int, batches: int = 0, expected: tuple[int, int] = (0, 0)) -> None:
-        """Start the next iteration in this epoch, without its first ``batches``.
-
-        Args:
-            expected: the number of batches, and the checksum of their rows, that the interrupted
-                run trained on last, in this epoch or the one before.
-        """
-        self.epoch, self.done, self.turn, self.expected = epoch, batches, -1, expected
-
-    def set_epoch(self, epoch: int) -> None:
-        """Lightning calls it before each epoch, but only after loader workers began to fetch."""
-        if epoch != self.epoch:
-            self.start_at(epoch)
+    start: Start = staticmethod(lambda: (0, 0))
+    begun = False
+    epoch = turn = 0
 
     def begin(self) -> int:
         """Begin an iteration, and return how many of its batches to skip."""
-        turns, done = 0, self.done
+        epoch, done = self.start()
+        if self.begun and epoch == self.epoch:
+            self.turn += 1
+            return 0
+        self.begun, self.epoch, self.turn = True, epoch, 0
         batches = length_of(self)
         if 0 < batches < done:  # another loader is longer
-            turns, done = divmod(done, batches)
-        self.turn += 1 + turns
-        self.done = 0
+            self.turn, done = divmod(done, batches)
         return done
 
 
@@ -84,43 +103,77 @@ class Fetch(NamedTuple):
     number: int = 0
 
 
+class Part(NamedTuple):
+    """The part of each round of a sampler that is this rank's.
+
+    Attributes:
+        rank, ranks: a round has as many items for each rank; this one takes every ``ranks``th.
+        size: rows of a rank's batch; 0 if the items are whole batches.
+        drop_last: leave out a last batch of fewer rows.
+    """
+
+    rank: int = 0
+    ranks: int = 1
+    size: int = 0
+    drop_last: bool = False
+
+    def batches(self, items: int) -> int:
+        """A rank's batches of so many items."""
+        own = -(-items // self.ranks)
+        if not self.size:
+            return own
+        return own // self.size if self.drop_last else -(-own // self.size)
+
+    def of(self, items: Sequence[Any], first: Sequence[Any]) -> Any:
+        """This rank's batch of a round; None if it is left out.
+
+        Args:
+            first: the epoch's first round, which completes one that the ranks do not divide.
+        """
+        missing = -len(items) % self.ranks
+        own = [*items, *itertools.islice(itertools.cycle(first), missing)][self.rank :: self.ranks]
+        if not self.size:
+            return own[0]
+        return None if self.drop_last and len(own) < self.size else own
+
+
 class ExactBatches(Resumable):
-    """The batches of an owner's sampler: a function of (seed, epoch), from any batch on.
+    """This rank's batches of an owner's sampler: a function of (seed, epoch), from any batch on.
 
     A sampler that keeps a generator, or whose class is the owner's and has no ``set_epoch``,
     remembers earlier epochs: in a resumed run it gives these once more, without a row being read.
-    Other attributes are the sampler's.
 
     Args:
-        sampler: gives lists of rows, or, without ``rows``, the index of a whole batch.
+        sampler: gives the rows, or the batches, of all ranks that divide it.
+        part: this rank's of them.
         rows: of the data; 0 if batches are not lists of rows.
         seed: of the run.
         rank: of this process.
         training: if False, every iteration has the same random numbers.
         first: the epoch in which the sampler was made.
+        expected: the number of batches, and the checksum of their rows, that the interrupted run
+            trained on last, in this epoch or the one before.
     """
 
     def __init__(
         self,
         sampler: Any,
+        part: Part,
         rows: int,
         seed: int,
+        *,
         rank: int = 0,
         training: bool = True,
         first: int = 0,
+        expected: tuple[int, int] = (0, 0),
     ) -> None:
-        self.inner = sampler
+        self.inner, self.part = sampler, part
         self.rows, self.seed, self.rank, self.training = rows, seed, rank, training
-        self.first = first
-        self.checksums: dict[int, int] = {}  # of the rows of this epoch, by number of batches
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "inner":
-            raise AttributeError(name)
-        return getattr(self.inner, name)
+        self.first, self.expected = first, expected
+        self.checksums: dict[int, int] = {}  # of all ranks' rows, by number of batches
 
     def __len__(self) -> int:
-        return len(self.inner)
+        return self.part.batches(len(self.inner))
 
     def __iter__(self) -> Iterator[Fetch]:
         done = self.begin() if self.training else 0
@@ -130,32 +183,43 @@ class ExactBatches(Resumable):
             set_epoch(self.inner, self.epoch)
             moment = rng.Moment(self.seed, self.epoch, self.turn)
         seen = bytearray(self.rows)
-        for number, index in enumerate(self._indices(moment)):
+        for number, index in enumerate(self._batches(moment)):
             again = _repeated(index, seen) if self.rows else ()
             if number == done > 0:
                 self._compare(done)
             if number >= done:
                 yield Fetch(moment, index, again, rng.mix(self.rank, number))
 
-    def _indices(self, moment: rng.Moment) -> Iterator[Any]:
-        """What the sampler gives in an iteration; records checksums.
+    def _batches(self, moment: rng.Moment) -> Iterator[Any]:
+        """This rank's batches of an iteration; records checksums."""
+        first: list[Any] = []
+        self.checksums = {0: 0}
+        for number, items in enumerate(self._rounds(moment)):
+            first = first or items
+            index = self.part.of(items, first)
+            if index is None:
+                return
+            content = b"".join(map(_content, items))
+            self.checksums[number + 1] = zlib.crc32(content, self.checksums[number])
+            yield index
 
-        Generators are seeded before each batch: the order does not depend on how far loader workers
-        are ahead of training. The sampler's iterator has ended when its last batch is given, since
+    def _rounds(self, moment: rng.Moment) -> Iterator[list[Any]]:
+        """What the sampler gives for one batch of every rank.
+
+        Generators are seeded before each round: the order does not depend on how far loader workers
+        are ahead of training. The sampler's iterator has ended when its last round is given, since
         Lightning does not ask for more, and the end may use random numbers, too.
         """
-        iterator, before, ended = None, None, object()
-        self.checksums = {0: 0}
+        iterator, before = None, None
         for number in itertools.count():
             rng.seed_generators(rng.mix(rng.ORDER, *moment, number))
             iterator = iterator or iter(self.inner)
-            index = next(iterator, ended)
-            if number:
+            items = list(itertools.islice(iterator, self.part.ranks * (self.part.size or 1)))
+            if before:
                 yield before
-            if index is ended:
+            if not items:
                 return
-            self.checksums[number + 1] = zlib.crc32(_content(index), self.checksums[number])
-            before = index
+            before = items
 
     def _repeat_epochs(self, done: int) -> None:
         """Once in a run: let the sampler give the epochs before this one."""
@@ -165,7 +229,7 @@ class ExactBatches(Resumable):
             return
         for epoch in earlier:
             set_epoch(self.inner, epoch)
-            for _ in self._indices(rng.Moment(self.seed, epoch)):
+            for _ in self._batches(rng.Moment(self.seed, epoch)):
                 pass
         if not done:
             self._compare(self.expected[0])
@@ -196,19 +260,13 @@ class SeededRows(Dataset):
     """Seeds the generators for each row of a data set, and then for the batch.
 
     Also those that the data set and ``collate_fn`` keep in their attributes. Its ``set_epoch`` is
-    called in each loader worker. Other attributes are the data set's, to read and to set.
+    called in each loader worker.
     """
 
     def __init__(self, dataset: Any, collate_fn: Any = None) -> None:
-        vars(self).update(inner=dataset, collate=collate_fn, own=None, epoch_set=-1)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "inner":  # unpickling asks before it exists
-            raise AttributeError(name)
-        return getattr(self.inner, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self.inner, name, value)
+        self.inner, self.collate = dataset, collate_fn
+        self.own: list[Any] | None = None  # generators, found in the worker
+        self.epoch_set = -1
 
     def __len__(self) -> int:
         return len(self.inner)
@@ -244,9 +302,9 @@ class SeededRows(Dataset):
         rng.enter(moment)
         if self.own is None:
             own = [*rng.own_generators(self.inner), *rng.own_generators(self.collate)]
-            vars(self).update(own=own)
+            self.own = own
         if self.epoch_set != moment.epoch:
-            vars(self).update(epoch_set=moment.epoch)
+            self.epoch_set = moment.epoch
             set_epoch(self.inner, moment.epoch)
 
     def _seed_batch(self, moment: rng.Moment, index: Any) -> None:
@@ -254,29 +312,114 @@ class SeededRows(Dataset):
         rng.seed_generators(number, self.own or ())
 
 
-def exact_loader(
-    loader: DataLoader, seed: int, rank: int = 0, training: bool = True, first: int = 0
-) -> DataLoader:
-    """A DataLoader of the same data, batches and workers, whose sampler is `Resumable`.
+class RowLoader:
+    """A loader of rows that starts where training is.
+
+    Its public attributes are those of the owner's loader: dataset, sampler, num_workers, …
 
     Args:
-        loader: divided among the ranks. `batches.loader` is returned as it is.
-        seed, rank, training, first: as of `ExactBatches`.
+        shown: the owner's loader, or its attributes by name.
+        inner: of `SeededRows`; its batches are given.
+        divides: whether each rank reads a part of the same data.
     """
-    of_rows = loader.batch_sampler is not None
+
+    dataset: Any
+
+    def __init__(self, shown: Any, inner: DataLoader, divides: bool) -> None:
+        vars(self).update({name: value for name, value in _public(shown) if name != "inner"})
+        self.inner, self.divides = inner, divides
+
+    @property
+    def batches(self) -> Any:
+        """The sampler of `Fetch` or `batches.RankBatch`."""
+        return self.inner.batch_sampler or self.inner.sampler
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __iter__(self) -> Iterator[Any]:
+        # A generator: Lightning calls iter() once only to see whether that is possible.
+        yield from self.inner
+
+    def read(self, requests: list[Any]) -> Iterable[Any]:
+        """The batches of these requests, as this loader reads them: in a worker, if it has some."""
+        settings = _settings(self.inner)
+        settings |= {"num_workers": min(self.inner.num_workers, 1), "persistent_workers": False}
+        if self.inner.batch_sampler is None:
+            return DataLoader(self.inner.dataset, sampler=requests, batch_size=None, **settings)
+        return DataLoader(self.inner.dataset, batch_sampler=requests, **settings)
+
+    @property
+    def _iterator(self) -> Any:
+        """Lightning ends persistent workers by this attribute of a DataLoader."""
+        return self.inner._iterator
+
+    @_iterator.setter
+    def _iterator(self, value: Any) -> None:
+        self.inner._iterator = value
+
+
+def exact_loader(
+    loader: DataLoader,
+    seed: int,
+    rank: int = 0,
+    ranks: int = 1,
+    start: Start | None = None,
+    first: int = 0,
+    expected: tuple[int, int] = (0, 0),
+) -> RowLoader:
+    """A loader of the same data, sampler and workers that starts where training is.
+
+    Args:
+        loader: of all ranks' rows, unless its sampler is a DistributedSampler, which divides them.
+        seed, rank, first, expected: as of `ExactBatches`.
+        ranks: that divide the sampler.
+        start: None in an evaluation.
+    """
     sampler = sampler_of(loader)
+    is_divided = divider_of(loader) is not None
+    own = (0, 1) if is_divided or ranks == 1 else (rank, ranks)
+    part = Part(*own)
+    if type(sampler) is BatchSampler and not isinstance(sampler.sampler, Resumable):
+        part = Part(*own, sampler.batch_size, sampler.drop_last)
+        sampler = sampler.sampler
     if not isinstance(sampler, Resumable):
-        rows = length_of(loader.dataset) if of_rows else 0
-        sampler = ExactBatches(sampler, rows, seed, rank, training, first)
-    elif isinstance(loader.dataset, SeededRows):
-        return loader
-    settings = {name: getattr(loader, name) for name in SETTINGS if hasattr(loader, name)}
+        rows = length_of(loader.dataset) if loader.batch_sampler is not None else 0
+        sampler = ExactBatches(
+            sampler,
+            part,
+            rows,
+            seed,
+            rank=rank,
+            training=start is not None,
+            first=first,
+            expected=expected,
+        )
+    if start:
+        sampler.start = start
     rows_of = SeededRows(loader.dataset, loader.collate_fn)
-    if of_rows:
-        made = DataLoader(rows_of, batch_sampler=sampler, **settings)
-        vars(made)["sampler"] = loader.sampler  # torch made one that nobody uses
-        return made
-    return DataLoader(rows_of, sampler=sampler, batch_size=None, **settings)
+    settings = _settings(loader)
+    if loader.batch_sampler is None:
+        inner = DataLoader(rows_of, sampler=sampler, batch_size=None, **settings)
+    else:
+        inner = DataLoader(rows_of, batch_sampler=sampler, **settings)
+    return RowLoader(loader, inner, divides=not is_divided)
+
+
+def divider_of(loader: Any) -> DistributedSampler | None:
+    """The sampler of a loader that divides the rows among the ranks itself."""
+    parts = [loader.sampler, loader.batch_sampler, *_inner(loader.batch_sampler)]
+    return next((part for part in parts if isinstance(part, DistributedSampler)), None)
+
+
+def _settings(loader: DataLoader) -> dict[str, Any]:
+    return {name: getattr(loader, name) for name in SETTINGS if hasattr(loader, name)}
+
+
+def _public(loader: Any) -> list[tuple[str, Any]]:
+    """Names and values of an object's attributes, or of a mapping's."""
+    values = loader if isinstance(loader, Mapping) else getattr(loader, "__dict__", {})
+    return [(name, value) for name, value in values.items() if name[0] != "_"]
 
 
 def has_rows(loader: Any) -> bool:
@@ -302,17 +445,15 @@ def remembers(sampler: Any) -> bool:
         return True
     parts = [sampler, *_inner(sampler)]
     return any(
-        library_of(part) not in LIBRARIES and not callable(getattr(part, "set_epoch", None))
+        type(part) not in WITHOUT_MEMORY and not callable(getattr(part, "set_epoch", None))
         for part in parts
     )
 
 
 def _inner(sampler: Any) -> list[Any]:
-    """The sampler in a batch sampler, and the one that Lightning divides among the ranks."""
-    inner = [getattr(sampler, "sampler", None)]
-    for part in (sampler, *inner):
-        inner.append(getattr(getattr(part, "dataset", None), "_sampler", None))
-    return [part for part in inner if part is not None and callable(getattr(part, "__iter__", 0))]
+    """The sampler in a batch sampler."""
+    inner = getattr(sampler, "sampler", None)
+    return [inner] if callable(getattr(inner, "__iter__", None)) else []
 
 
 def set_epoch(part: Any, number: int) -> None:
@@ -370,7 +511,7 @@ def _content(index: Any) -> bytes:
 
 
 class Stream:
-    """A training loader that chooses its samples itself; has all other attributes of the loader.
+    """A training loader that chooses its samples itself; has the loader's public attributes.
 
     Before each batch its generators are seeded by (seed, epoch, batch, rank), its state is recorded
     after it, and the samples are counted. The contract is torchdata's: after ``load_state_dict`` of
@@ -383,54 +524,62 @@ class Stream:
         loader: an iterable; with ``state_dict`` and ``load_state_dict``, it resumes exactly.
         seed: of the run.
         rank: of this process.
+        start: asked when an iteration begins.
+        resumed: the result of `state` in the checkpoint.
     """
 
-    def __init__(self, loader: Any, seed: int, rank: int) -> None:
+    def __init__(
+        self,
+        loader: Any,
+        seed: int,
+        rank: int,
+        start: Start = Resumable.start,
+        resumed: Mapping[str, Any] | None = None,
+    ) -> None:
+        vars(self).update(_public(loader))
         self.loader, self.seed, self.rank = loader, seed, rank
+        self.start = start
         if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
             self.rank = 0  # its sampler needs the same order on all ranks
         self.is_rank_0 = rank == 0
-        self.next_epoch = 0  # of the next iteration
         self.epoch = -1  # of the latest iteration
         self.given = 0  # batches in this epoch
         self.given_by_iterator = 0
         self.samples = 0  # in this epoch
+        self.is_whole = True  # whether they are all of this epoch's
         self.iterator: Any = None  # until it has ended
-        self.resumed: Mapping[str, Any] | None = None  # the result of `state` in the checkpoint
+        self.resumed = resumed
         self.states: dict[int, dict[str, Any]] = {}  # the latest, by number of batches
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name in ("loader", "state_dict", "load_state_dict"):
-            raise AttributeError(name)
-        return getattr(self.loader, name)
 
     def __len__(self) -> int:
         """Raises TypeError if the loader has no length."""
         return len(self.loader)
 
-    def start_at(self, epoch: int, resumed: Mapping[str, Any] | None = None) -> None:
-        """Start the next iteration in this epoch.
-
-        Args:
-            resumed: the result of `state` in the checkpoint.
-        """
-        self.next_epoch = epoch
-        self.resumed = resumed or self.resumed
-
     def __iter__(self) -> Iterator[Any]:
         self._has_ended()  # the iterator before this one, if it has no more
-        if self.epoch != self.next_epoch:
-            self.epoch, self.given, self.samples = self.next_epoch, 0, 0
+        epoch, done = self.start()
+        if self.epoch != epoch:
+            self.epoch, self.given, self.samples = epoch, 0, 0
             self.states = {}
         self.given_by_iterator = 0
         if self.resumed and self.resumed["ended"] and self.resumed["epoch"] == self.epoch:
+            self.samples = self.resumed["samples"]
             return  # this epoch is complete
+        ended = bool(self.resumed and self.resumed["ended"])
         within = self._load()
-        set_epoch(self.loader, self.epoch)
-        self._seed(-1 - self.given)
-        self.iterator = iter(self.loader)
-        if within:  # else the first batch belongs to the beginning: a stream may shuffle then
-            self._seed(self.given)
+        self.is_whole = within or not done
+        # After an epoch's last state, mosaicml-streaming 0.13 gives the empty rest of that epoch.
+        for _ in range(1 + ended):
+            set_epoch(self.loader, self.epoch)
+            self._seed(-1 - self.given)
+            self.iterator = iter(self.loader)
+            if within:  # else the first batch belongs to the beginning: a stream may shuffle then
+                self._seed(self.given)
+            yield from self._batches()
+            if self.given:
+                return
+
+    def _batches(self) -> Iterator[Any]:
         for batch in self.iterator:
             self.given += 1
             self.given_by_iterator += 1
@@ -530,7 +679,7 @@ def resumes_exactly(loader: Any) -> bool:
     """Whether a training loader resumes within an epoch, or prints `inexact` itself."""
     if isinstance(loader, Stream):
         return keeps_state(loader.loader)
-    return isinstance(sampler_of(loader), Resumable)
+    return isinstance(loader, RowLoader)
 
 
 def sampler_of(loader: Any) -> Any:

@@ -2,7 +2,7 @@
 
 - `options`: options that every project has: ``TrainerOptions``. It needs no torch.
 - `seeds`: random numbers of a step: ``StepSeed``.
-- `loaders`: loaders that resume within an epoch: ``ExactLoaders``, which train.py names.
+- `loaders`: makes the loaders of a data module start where training is: ``Loaders``.
 - `buckets`: the order of DDP's buckets: ``BucketOrder``.
 - `loop`: the position of Lightning's loop, and its validations: ``ValidationSteps``.
 - `hangs`: ends a job whose ranks hang: ``HangTimeout``, ``slow``.

@@ -1,170 +1,192 @@
-"""Training loaders that resume within an epoch; their states in a checkpoint."""
+"""Training loaders that start where training is; their part of a checkpoint."""
 
 import io
-from collections.abc import Mapping, Sequence
-from math import ceil
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities.combined_loader import CombinedLoader
-from torch.utils.data import SequentialSampler
 
 from smlightning import torch_files
 from smlightning.cluster import collectives
 from smlightning.data.batches import GlobalBatches
 from smlightning.data.exact import (
     ExactBatches,
+    RowLoader,
     Stream,
     exact_loader,
     has_rows,
     keeps_state,
     sampler_of,
+    start_of,
 )
 from smlightning.errors import UserError
 from smlightning.training import loop
 
-LOADERS = "loaders"  # the key of a checkpoint
+METHODS = ("setup", "train_dataloader", "val_dataloader", "test_dataloader")
 
 
-class ExactLoaders(pl.Callback):
-    """Makes a loader that resumes within an epoch of each loader that your methods return.
+def __getattr__(name: str) -> Any:
+    """Tell an earlier train.py, which names `ExactLoaders`, what to write."""
+    if name == "ExactLoaders":
+        raise UserError(
+            "smlightning.training.loaders has no ExactLoaders any more",
+            "in src/train.py, delete it and its import, and write "
+            "data = run.resumable(Data(**vars(options)))",
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
-    A DataLoader of rows becomes another DataLoader of the same data set, sampler, workers and
-    ``collate_fn`` (data/exact.py), whose sampler can start at any batch. Its generators are seeded
-    for each row. This is done after Lightning has divided the loader among the ranks, as Lightning
-    does it: your loader is not changed. Streams become a `Stream`. `batches.loader` stays as it is.
+
+class Loaders:
+    """Makes the loaders of a data module start where training is.
+
+    A DataLoader of rows becomes a `RowLoader` of the same data set, sampler, workers and
+    ``collate_fn``, which divides the order of the sampler among the ranks and seeds the generators
+    for each row. Any other training loader becomes a `Stream`. `batches.loader` stays as it is.
+
+    Args:
+        seed: of the run.
     """
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self.epoch = 0
-        self.batches = 0  # that a rank has trained on in this epoch
-        self.accumulate = self.world_size = 1
-        self.orders: list[list[int]] = []  # of the batches that were trained on last
+        self.orders: list[list[int]] = []  # of the last epoch that ended
         self.samples: list[int] = []  # of each stream, in the first epoch that was trained whole
-        self.resumed: dict[str, Any] | None = None
-        self.saved: list[dict[str, Any]] = []  # in that checkpoint, each rank's states of streams
-        self.prepared = 0  # training loaders since the epoch began
-        self.loaders: list[Any] = []  # the training loaders
+        self.resumed: Mapping[str, Any] | None = None  # the result of `state` in the checkpoint
+        self.same_ranks = True  # as then
+
+    def resumable(self, data: pl.LightningDataModule) -> pl.LightningDataModule:
+        """Let the methods of a data module return the loaders that Lightning iterates.
+
+        Its ``setup`` gets the same random numbers on all ranks, for training and test.
+        """
+        for name in METHODS:
+            setattr(data, name, DataHook(data, name, getattr(self, f"_{name}")))
+        return data
+
+    def _setup(self, data: pl.LightningDataModule, setup: Callable[..., None], stage: str) -> None:
+        pl.seed_everything(self.seed, verbose=False)
+        setup(stage)
+
+    def _train_dataloader(self, data: pl.LightningDataModule, make: Callable[[], Any]) -> Any:
+        return self._each(data, make(), training=True)
+
+    def _val_dataloader(self, data: pl.LightningDataModule, make: Callable[[], Any]) -> Any:
+        return self._each(data, make(), training=False)
+
+    _test_dataloader = _val_dataloader
+
+    def _each(self, data: pl.LightningDataModule, given: Any, training: bool) -> Any:
+        """The collection of loaders, of which each is replaced."""
+        trainer: Any = data.trainer
+        if trainer is None:
+            return given
+        combined = given if isinstance(given, CombinedLoader) else CombinedLoader(given)
+        made: list[Any] = []
+        for loader in combined.flattened:
+            made.append(self._loader(trainer, loader, made, training))
+        combined.flattened = made
+        return combined if combined is given else combined.iterables
+
+    def _loader(self, trainer: Any, loader: Any, before: list[Any], training: bool) -> Any:
+        """The loader to iterate.
+
+        Args:
+            before: the loaders of this collection that come before it.
+        """
+        own = loader.batches if isinstance(loader, RowLoader) else sampler_of(loader)
+        if overfits(trainer) and isinstance(own, GlobalBatches):
+            raise UserError(
+                f"overfit_batches={trainer.overfit_batches} replaces the sampler, and "
+                "batches.loader needs its own",
+                "use limit_train_batches, with --seed for the same batches in each run",
+            )
+        if isinstance(loader, RowLoader | Stream) or overfits(trainer):
+            return loader
+        if not has_rows(loader):
+            return self._stream(trainer, loader, before) if training else loader
+        number = len(orders_of(before, 0))
+        return exact_loader(
+            loader,
+            self.seed,
+            trainer.global_rank,
+            trainer.world_size if loop.divides_data(trainer) else 1,
+            (lambda: start_of(trainer)) if training else None,
+            made_in(trainer),
+            self._expected(number) if training else (0, 0),
+        )
+
+    def _expected(self, number: int) -> tuple[int, int]:
+        """The batches of a loader that the interrupted run trained on, and their checksum."""
+        orders = self.resumed["orders"] if self.resumed and self.same_ranks else []
+        batches, checksum = orders[number] if number < len(orders) else (0, 0)
+        return batches, checksum
+
+    def _stream(self, trainer: pl.Trainer, loader: Any, before: list[Any]) -> Stream:
+        saved = None
+        if self.resumed and keeps_state(loader) and trainer.train_dataloader is None:
+            number = len(streams(before))
+            states = self.resumed["streams"]
+            check_states(states, loader, number, trainer.world_size)
+            saved = states[trainer.global_rank]["states"][number]
+        return Stream(loader, self.seed, trainer.global_rank, lambda: start_of(trainer), saved)
 
     # In a checkpoint
 
-    def state_dict(self) -> dict[str, Any]:
-        names = ("epoch", "batches", "accumulate", "samples", "world_size")
-        state = {name: getattr(self, name) for name in names}
-        return {**state, "orders": self._orders() if self.batches else self.orders}
+    def state(self, trainer: pl.Trainer, batches: int) -> dict[str, Any]:
+        """The states of all ranks' training loaders. Collective, as saving is.
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.resumed = state_dict
-        self.epoch, self.samples = state_dict["epoch"], state_dict["samples"]
+        Args:
+            batches: a rank's batches of this epoch that were trained on; 0: all of the last one.
+        """
+        loaders = all_loaders(trainer.train_dataloader)
+        return {
+            "orders": orders_of(loaders, batches) if batches else self.orders,
+            "samples": self.samples,
+            "streams": states_of_ranks(streams(loaders), batches),
+        }
 
-    def on_save_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Add the states of all ranks' loaders. Collective, as saving is."""
-        checkpoint[LOADERS] = states_of_ranks(self._streams(), self.batches)
+    def resume(self, state: Mapping[str, Any], same_ranks: bool) -> None:
+        """Use the ``state`` of a checkpoint, from before Lightning asks for the loaders.
 
-    def on_load_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        self.saved = checkpoint.get(LOADERS, [])
+        Args:
+            same_ranks: whether the checkpoint is of as many ranks.
+        """
+        self.resumed, self.same_ranks = state, same_ranks
+        self.samples, self.orders = state["samples"], state["orders"]
 
-    def _orders(self) -> list[list[int]]:
-        """For each loader of rows, the batches trained on, and a checksum of their rows."""
-        samplers = map(sampler_of, self.loaders)
-        exact = [sampler for sampler in samplers if isinstance(sampler, ExactBatches)]
-        return [[self.batches, sampler.checksum(self.batches)] for sampler in exact]
+    # Called by checkpoints.callback.Checkpoints
 
-    def _streams(self) -> list[Stream]:
-        """The streams with a state."""
-        streams = [loader for loader in self.loaders if isinstance(loader, Stream)]
-        return [stream for stream in streams if keeps_state(stream.loader)]
-
-    # The loaders
-
-    def process_dataloader(self, trainer: pl.Trainer, loader: Any) -> Any:
-        """The loader to iterate instead. Called by this package's strategies."""
-        check_overfitting(trainer, loader)
-        training, rank = trainer.training, trainer.global_rank
-        if not has_rows(loader):
-            return self._begin(trainer, Stream(loader, self.seed, rank)) if training else loader
-        every = getattr(trainer, "reload_dataloaders_every_n_epochs", 0)
-        made_in = self.epoch - self.epoch % every if every else 0
-        first = self.epoch if self.loaders else made_in
-        loader = exact_loader(loader, self.seed, rank, training, first)
-        return self._begin(trainer, loader) if training else loader
-
-    def _begin(self, trainer: pl.Trainer, loader: Any) -> Any:
-        """Let a training loader start at the epoch and batch of the checkpoint, or at an epoch."""
-        if self.prepared == 0:
-            self.loaders = []
-        self.prepared += 1
-        then = self.resumed or {"epoch": -1, "orders": []}
-        is_at_start = then["epoch"] == self.epoch and not self.batches
-        sampler = sampler_of(loader)
-        if isinstance(loader, Stream):
-            saved = None
-            if is_at_start and keeps_state(loader.loader):
-                number = len(self._streams())
-                check_states(self.saved, loader, number, trainer.world_size)
-                saved = self.saved[trainer.global_rank]["states"][number]
-            loader.start_at(self.epoch, saved)
-        elif is_at_start:
-            batches = then["batches"]
-            if trainer.accumulate_grad_batches != then["accumulate"]:
-                batches = ceil(batches / then["accumulate"]) * trainer.accumulate_grad_batches
-            number = sum(isinstance(sampler_of(each), ExactBatches) for each in self.loaders)
-            same_ranks = then["world_size"] == trainer.world_size
-            orders = then["orders"] if same_ranks and isinstance(sampler, ExactBatches) else []
-            expected = orders[number] if number < len(orders) else (0, 0)
-            sampler.start_at(self.epoch, batches, tuple(expected))
-        else:
-            sampler.start_at(self.epoch)
-        self.loaders.append(loader)
-        return loader
-
-    # The position
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def begin(self, trainer: pl.Trainer) -> None:
         """All training loaders are made: reject a resumed run with others than before."""
-        self.accumulate = trainer.accumulate_grad_batches
-        self.batches = loop.batches_of_epoch(trainer)
-        self.world_size = trainer.world_size
-        self.prepared = 0
         if self.resumed is None:
             return
-        check_count(self.saved, len(self._streams()))
-        before = self.resumed["world_size"]
-        any_ranks = all(isinstance(sampler_of(loader), GlobalBatches) for loader in self.loaders)
-        if before != self.world_size and not any_ranks and trainer.is_global_zero:
-            print(
-                f"resume: inexact: the checkpoint is of {before} ranks, and this run has "
-                f"{self.world_size}: samples come in another order, except from batches.loader",
-                flush=True,
+        loaders = all_loaders(trainer.train_dataloader)
+        check_count(self.resumed["streams"], len(streams(loaders)))
+        reasons = []
+        made, reloads = made_in(trainer), getattr(trainer, "reload_dataloaders_every_n_epochs", 0)
+        if reloads and made < trainer.current_epoch:
+            loop.set_reloaded(trainer, made)
+            reasons.append(f"the undisturbed run made its loaders in epoch {made}")
+        if not self.same_ranks and not all(is_global(loader) for loader in loaders):
+            reasons.append(
+                f"the checkpoint is not of {trainer.world_size} ranks: samples come in another "
+                "order, except from batches.loader"
             )
+        for reason in reasons if trainer.is_global_zero else ():
+            print(f"resume: inexact: {reason}", flush=True)
 
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.prepared = 0
-
-    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
-        self.batches = loop.batches_of_epoch(trainer)
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if not trainer.is_last_batch:  # max_steps ends training within the epoch
+    def end_epoch(self, trainer: pl.Trainer) -> None:
+        """Note what the epoch gave; print a line if a stream gave another number of samples than in
+        its first epoch.
+        """
+        loaders = all_loaders(trainer.train_dataloader)
+        self.orders = orders_of(loaders, loop.batches_of_epoch(trainer))
+        found = [loader for loader in loaders if isinstance(loader, Stream)]
+        if not all(stream.is_whole for stream in found):
             return
-        self.orders = self._orders()
-        self._compare_samples(trainer)
-        self.epoch = trainer.current_epoch + 1  # for the checkpoint that is made now
-        self.batches = 0
-        for loader in self.loaders:
-            part = loader if isinstance(loader, Stream) else sampler_of(loader)
-            part.start_at(self.epoch)
-
-    def _compare_samples(self, trainer: pl.Trainer) -> None:
-        """Print a line if a stream gave another number of samples than in its first epoch."""
-        streams = [loader for loader in self.loaders if isinstance(loader, Stream)]
-        now = [stream.samples for stream in streams]
+        now = [stream.samples for stream in found]
         self.samples = self.samples or now
         if now != self.samples and trainer.is_global_zero:
             print(
@@ -175,23 +197,55 @@ class ExactLoaders(pl.Callback):
             )
 
 
-def check_overfitting(trainer: pl.Trainer, loader: Any) -> None:
-    """Reject overfit_batches for a loader whose sampler gave whole batches.
+class DataHook:
+    """A method of a data module, whose result is changed.
 
-    Lightning has replaced that sampler by one of single rows.
+    In another process, as a loader's worker, it is the data module's own.
     """
-    overfit = getattr(trainer, "overfit_batches", 0)
-    whole = getattr(loader, "batch_size", 1) is None
-    if overfit and whole and isinstance(getattr(loader, "sampler", None), SequentialSampler):
-        raise UserError(
-            f"overfit_batches={overfit} replaces the sampler, and batches.loader needs its own",
-            "use limit_train_batches, with --seed for the same batches in each run",
-        )
+
+    def __init__(self, data: pl.LightningDataModule, name: str, call: Callable[..., Any]) -> None:
+        self.data, self.name, self.call = data, name, call
+        self.__wrapped__ = getattr(data, name)  # Lightning sees by it whether a hook is overridden
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return self.call(self.data, self.__wrapped__, *args, **options)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self.data, self.name)
+
+
+def overfits(trainer: pl.Trainer) -> bool:
+    """Whether Lightning replaces samplers, to train on the same batches again and again."""
+    return bool(getattr(trainer, "overfit_batches", 0))
+
+
+def made_in(trainer: Any) -> int:
+    """The epoch in which the undisturbed run makes the loaders that are made now."""
+    every, epoch = trainer.reload_dataloaders_every_n_epochs, trainer.current_epoch
+    return epoch - epoch % every if every else 0
+
+
+def is_global(loader: Any) -> bool:
+    """Whether the batches of a loader do not depend on the number of ranks."""
+    return isinstance(loader, RowLoader) and isinstance(loader.batches, GlobalBatches)
+
+
+def streams(loaders: Sequence[Any]) -> list[Stream]:
+    """The streams with a state."""
+    found = [loader for loader in loaders if isinstance(loader, Stream)]
+    return [stream for stream in found if keeps_state(stream.loader)]
+
+
+def orders_of(loaders: Sequence[Any], batches: int) -> list[list[int]]:
+    """For each owner's loader of rows, the batches trained on, and a checksum of their rows."""
+    samplers = [loader.batches for loader in loaders if isinstance(loader, RowLoader)]
+    exact = [sampler for sampler in samplers if isinstance(sampler, ExactBatches)]
+    return [[batches, sampler.checksum(batches)] for sampler in exact]
 
 
 def all_loaders(loaders: Any) -> list[Any]:
     """The loaders in any collection."""
-    return list(CombinedLoader(loaders, "sequential").flattened)
+    return list(CombinedLoader([] if loaders is None else loaders, "sequential").flattened)
 
 
 # States of streams

@@ -146,6 +146,16 @@ def validates_by_the_clock(trainer: pl.Trainer) -> bool:
     return getattr(trainer, "_val_check_time_interval", None) is not None
 
 
+def divides_data(trainer: pl.Trainer) -> bool:
+    """Whether the Trainer's ``use_distributed_sampler`` lets ranks divide a loader's order."""
+    return bool(trainer._accelerator_connector.use_distributed_sampler)
+
+
+def set_reloaded(trainer: pl.Trainer, epoch: int) -> None:
+    """Let ``reload_dataloaders_every_n_epochs`` count from this epoch, not from the resumed one."""
+    trainer.fit_loop._last_train_dl_reload_epoch = epoch
+
+
 def watch_fetching(trainer: pl.Trainer, begin: Callable[[], None], end: Callable[[], None]) -> None:
     """Call functions before and after each fetch of a training batch.
 

@@ -9,9 +9,7 @@ every rank only if they differ.
 import contextlib
 import hashlib
 import json
-import pickle
 import sys
-import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,14 +22,14 @@ from lightning_fabric.utilities.data import sized_len
 from pytorch_lightning.utilities.combined_loader import CombinedLoader
 from pytorch_lightning.utilities.seed import isolate_rng
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import IterableDataset
 
 from smlightning.cluster import collectives, ending, exchange, session
 from smlightning.cluster.location import ClusterError
 from smlightning.cluster.sharding import ShardedStrategy
 from smlightning.data import rng
 from smlightning.data.batches import GlobalBatches, RankBatch
-from smlightning.data.exact import SETTINGS, Fetch, SeededRows, length_of, sampler_of
+from smlightning.data.exact import ExactBatches, Fetch, RowLoader, divider_of, length_of
 from smlightning.errors import UserError, is_users_file
 from smlightning.options import declared_options, values_of
 from smlightning.tensors import checksums, digest
@@ -48,7 +46,7 @@ SUM_IT = (
     "batches are equally large"
 )
 GIVE_ALL = (
-    "give every rank all of the data: Lightning divides an ordinary DataLoader, and "
+    "give every rank all of the data: the ranks divide an ordinary DataLoader, and "
     "smlightning.data.batches.loader gives each rank equally many batches"
 )
 
@@ -151,9 +149,9 @@ class DividedData(pl.Callback):
             raise UserError(
                 f"Ranks {same} of {trainer.world_size} have the same batches and would train on "
                 "the same data",
-                "return an ordinary DataLoader from train_dataloader, which Lightning divides "
-                "among the ranks; give your own sampler or stream each rank's part by "
-                "dist.get_global_rank(); seed your own random generator with the rank",
+                "return an ordinary DataLoader from train_dataloader, which the ranks divide; give "
+                "your own sampler or stream each rank's part by dist.get_global_rank(); seed your "
+                "own random generator with the rank",
             )
 
     def _compare(self, batches: list[int], ended: bool) -> tuple[str, bool]:
@@ -320,61 +318,40 @@ def check_order(loaders: Any) -> None:
     """Raise a ClusterError if ranks divide other orders, in which some rows come twice."""
     orders = {}
     for number, loader in enumerate(CombinedLoader(loaders, "sequential").flattened):
-        divider = divider_of(loader)
-        if divider:
-            # Lightning's wrapper of another sampler keeps its rows; seed and shuffle are defaults.
-            rows = getattr(divider.dataset, "_sampler_list", None)
-            content = pickle.dumps((divider.seed, divider.shuffle, rows))
-            name = f"the digest of the order of training loader {number}'s rows"
-            orders[name] = f"{zlib.crc32(content):x}"
+        batches = getattr(loader, "batches", None)
+        if isinstance(batches, ExactBatches):
+            divider = divider_of(loader)
+            content: Any = batches.checksums.get(1)  # of all ranks' rows
+            if divider:
+                content = divider.seed, divider.shuffle
+            orders[f"the digest of the order of training loader {number}'s rows"] = str(content)
     _check_equal({ONE_ORDER: orders})
-
-
-def divider_of(loader: Any) -> Any:
-    """The sampler of a loader of rows that divides them among the ranks; None if there is none."""
-    if not isinstance(loader, DataLoader) or not isinstance(loader.dataset, SeededRows):
-        return None
-    sampler = sampler_of(loader)
-    own: Any = getattr(sampler, "inner", sampler)
-    parts = (own, getattr(own, "sampler", None))
-    return next((part for part in parts if isinstance(part, DistributedSampler)), None)
 
 
 def rows_of(name: str, loader: Any) -> dict[str, Any]:
     """The length of a loader's data, and a digest of its first and last rows.
 
-    It needs data that Lightning or `batches.loader` divides: others may be each rank's own. Rows
-    are read as the loader reads them: in a worker, if it has workers. They are read several times,
-    since rows with random numbers of each rank's own differ.
+    It needs data that the ranks divide: others may be each rank's own. Rows are read as the loader
+    reads them: in a worker, if it has workers. They are read several times, since rows with random
+    numbers of each rank's own differ.
     """
-    if divider_of(loader) is None:
+    if not isinstance(loader, RowLoader) or not loader.divides:
         return {}
-    sampler = sampler_of(loader)
-    own: Any = getattr(sampler, "inner", sampler)
-    is_global = isinstance(own, GlobalBatches)
-    count = len(own.lengths) if is_global else length_of(loader.dataset)
+    batches = loader.batches
+    is_global = isinstance(batches, GlobalBatches)
+    count = len(batches.lengths) if is_global else length_of(loader.dataset)
     found: dict[str, Any] = {f"the length of {name}'s data": count}
-    if count and (is_global or loader.batch_sampler is not None):
+    if count and (is_global or batches.rows):
         rows, moment = [0, count - 1], rng.Moment()
         request: Any = Fetch(moment, rows)
         if is_global:
             request = RankBatch(np.array(rows), len(rows), 1.0, moment)
         # A row that cannot be read may be one that the sampler leaves out.
         with isolate_rng(), contextlib.suppress(Exception):
-            digests = {digest(batch) for batch in _loader_of(loader, READINGS * [request])}
+            digests = {digest(batch) for batch in loader.read(READINGS * [request])}
             if len(digests) == 1:
                 found[f"the digest of {name}'s first and last rows"] = f"{digests.pop():x}"
     return found
-
-
-def _loader_of(loader: DataLoader, requests: list[Any]) -> DataLoader:
-    """A loader of the same data that reads these batches."""
-    names = [name for name in SETTINGS if hasattr(loader, name)]
-    settings: dict[str, Any] = {name: getattr(loader, name) for name in names}
-    settings |= {"num_workers": min(loader.num_workers, 1), "persistent_workers": False}
-    if loader.batch_sampler is not None:
-        return DataLoader(loader.dataset, batch_sampler=requests, **settings)
-    return DataLoader(loader.dataset, sampler=requests, batch_size=None, **settings)
 
 
 def check_end(epoch: int, batches: int) -> None:

@@ -1,4 +1,4 @@
-"""Random numbers of a step, and of the data's ``setup``, as functions of numbers."""
+"""Random numbers of a step as a function of numbers."""
 
 from typing import Any
 
@@ -10,20 +10,15 @@ from smlightning.training import loop
 
 
 class StepSeed(pl.Callback):
-    """Seeds torch's, numpy's and Python's generators before each training batch and each ``setup``.
+    """Seeds torch's, numpy's and Python's generators before each training batch.
 
     A step is a batch of a rank: each accumulated batch has its own numbers, of (seed, step, rank).
-    Generators that the model keeps as attributes are seeded, too. In ``setup``, random numbers are
-    equal on all ranks and for training and test: a random split is the same one.
+    Generators that the model keeps as attributes are seeded, too.
     """
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.own: list[Any] = []  # generators of the model
-
-    def before_setup(self, trainer: pl.Trainer) -> None:
-        """Called by this package's strategies (cluster/strategies.py)."""
-        pl.seed_everything(self.seed, verbose=False)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         kept = [value for module in pl_module.modules() for value in vars(module).values()]
