@@ -6,47 +6,38 @@ functions of numbers (data/batches.py, data/exact.py, training/seeds.py).
 """
 
 import math
-import os
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Checkpoint
-from pytorch_lightning.utilities.combined_loader import CombinedLoader
 
 from smlightning import errors
-from smlightning.checkpoints import files, resume
+from smlightning.checkpoints import files, restore, resume
 from smlightning.checkpoints.agreement import Agreement
 from smlightning.checkpoints.attributes import Attributes
-from smlightning.checkpoints.best import Best
-from smlightning.checkpoints.lock import lock
 from smlightning.checkpoints.plugin import CheckpointPlugin
 from smlightning.checkpoints.position import Position
+from smlightning.checkpoints.resume import ResumePoint
 from smlightning.checkpoints.unsupported import check_trainer, start_averages
+from smlightning.checkpoints.validated import Validated, no_batch
 from smlightning.checkpoints.writer import CheckpointWriter
-from smlightning.cluster import collectives, ending, exchange, session, signals
+from smlightning.cluster import collectives, ending, session, signals
 from smlightning.cluster.sharding import ShardedStrategy
 from smlightning.cluster.shards import weights_like
-from smlightning.data import fingerprint
 from smlightning.data.exact import resumes_exactly
 from smlightning.errors import UserError
 from smlightning.options import Option
-from smlightning.tensors import checksums_of_parts
 from smlightning.training import hangs, loop
 from smlightning.training.loaders import Loaders, all_loaders
-from smlightning.training.rank_checks import equal_on_ranks, equally_many
+from smlightning.training.rank_checks import equally_many
 
 RERUN = "start the same command again"
-LOADERS = {
-    "training": "train_dataloader",
-    "validation": "val_dataloader",
-    "test": "test_dataloader",
-}
 
 
 class BeforeHooks(pl.Callback):
@@ -123,17 +114,14 @@ class Checkpoints(Checkpoint):
         self.identity = resume.RunIdentity.of(options, self.declared, world_size)
         is_auto = options.get("resume") == "auto"
         self.rerun = RERUN if is_auto else f"{RERUN} with --resume auto"
-        self.resume_point: resume.ResumePoint | None = None
-        self.first_number: int | None = None  # of this run's checkpoints
+        self.choice: restore.Choice | None = None  # after `resume`
         self.writer = CheckpointWriter(directory)
         self.agreement = Agreement(minutes)
         self.equally_many = True  # batches of this evaluation on every rank
         self.position = Position()
         self.data = ""  # fingerprint of the data
         self.optimizers: list[str] = []  # names of their classes
-        self.best = Best(monitor, mode)
-        self.validated = False  # whether this process has validated
-        self.tested: list[int] = []  # checksums of the weights to be tested
+        self.validated = Validated(monitor, mode)
         self.attributes = Attributes()
         self.resumes_within_epoch = False  # and has not trained yet
         self.between_steps = True  # no gradients are accumulated, and no step is half done
@@ -141,73 +129,19 @@ class Checkpoints(Checkpoint):
     # For train.py
 
     def resume(self, wanted: str) -> Path | None:
-        """The checkpoint to resume from. Rank 0's disk decides, and every host needs its files.
-
-        Args:
-            wanted: ``auto``, ``never`` or a path.
+        """The checkpoint to resume from, ``auto``, ``never`` or a path. Collective.
 
         Raises:
-            UserError: as `resume.decide` and `lock` do; or a host lacks a file.
+            UserError: as `restore.choose` does.
         """
-        cluster = session.current_cluster()
-
-        def decide() -> list[Any]:
-            self.lock = lock(self.directory)
-            point = resume.decide(
-                wanted, self.directory, self.identity, self.declared, self.state_key
-            )
-            number = files.next_number(self.directory)
-            return [number, *([str(point.path), point.complete, point.with_best] if point else [])]
-
-        self.first_number, *found = exchange.from_rank_0("resume", decide)
-        path, complete, with_best = found or (None, False, True)
-        problem = ""
-        if cluster.local_rank == 0:
-            files.remove_temporary(self.directory)
-        if path and cluster.local_rank == 0 and cluster.rank != 0:
-            try:
-                files.verified(Path(path), with_best)
-            except UserError as error:
-                problem = error.problem
-        problems = exchange.to_rank_0("checkpoint files", problem)
-        missing = exchange.from_rank_0(
-            "missing files",
-            lambda: [[cluster.name(rank), text] for rank, text in enumerate(problems) if text][:1],
+        self.choice = restore.choose(
+            wanted, self.directory, self.identity, self.declared, self.state_key
         )
-        for name, text in missing:
-            raise UserError(
-                f"rank 0 resumes from {path}, but on {name} {text}",
-                "share the folder of checkpoints between the hosts, or copy rank 0's to each",
-            )
-        if not path:
-            return None
-        self.resume_point = resume.ResumePoint(Path(path), complete, with_best)
-        return self.resume_point.path
+        return self.point.path if self.point else None
 
     def load_best_weights(self, model: pl.LightningModule) -> None:
-        """Load the best weights; keep the last ones if no validation was good. Collective.
-
-        With DDP rank 0 has them, and a sum with the others' zeros distributes them, which every
-        backend can do. With FSDP every rank has its shard.
-        """
-        is_first = session.current_cluster().rank == 0
-        best = self.writer.best_weights
-        if is_first and best is not None:
-            print(f"best weights: {self.best}", flush=True)
-        elif is_first:
-            problem = f"no validation gave a finite {self.best.monitor}"
-            if self.resume_point and not self.resume_point.with_best:
-                problem = "the file of the best weights is damaged"
-            elif not self.validated and not self.resume_point:
-                problem = "training ended before the first validation"
-            print(f"warning: {problem}; the last weights are tested and saved", file=sys.stderr)
-        if best is not None:
-            weights = weights_like(best, model.state_dict())
-            model.load_state_dict(weights, strict=model.strict_loading)
-        if not self.writer.is_sharded:
-            for tensor in filter(torch.is_tensor, model.state_dict().values()):
-                tensor.copy_(collectives.of_rank_0(tensor))
-        self.tested = checksums_of_parts(model.parameters())
+        """Load the best weights; keep the last ones if no validation was good. Collective."""
+        self.validated.load(model, self.writer, self.point)
 
     def finish(self) -> None:
         """The run is complete, artifacts included, on every rank: the next one starts anew.
@@ -218,22 +152,30 @@ class Checkpoints(Checkpoint):
         signals.complete()  # or a run that a signal stops could be marked here
         if session.current_cluster().rank == 0:
             files.mark(self.directory, files.FINISHED, f"free some space and {errors.RESUME}")
-            self.lock.release()
+            if self.choice:
+                self.choice.lock.release()
+
+    @property
+    def point(self) -> ResumePoint | None:
+        """Where the run resumes; None if it starts anew."""
+        return self.choice.point if self.choice else None
 
     # Resuming
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         check_trainer(trainer, stage)
-        self.best.check_callbacks(trainer.callbacks)  # type: ignore[attr-defined]
+        self.validated.best.check_callbacks(trainer.callbacks)  # type: ignore[attr-defined]
         signals.replace_lightning_signal_handlers(trainer)
         signals.defer(f"{self.rerun} to resume")
         if stage == "fit":
-            self.data = self._fingerprint(trainer)
+            dataset = str(self.identity.options.get("dataset", ""))
+            self.data = restore.data_of(trainer, dataset)
         strategy = trainer.strategy
         if not isinstance(strategy.checkpoint_io, CheckpointPlugin):
             shard_size = strategy.shard_size if isinstance(strategy, ShardedStrategy) else 1
-            self.writer = CheckpointWriter(self.directory, self.first_number, shard_size)
-            with_best = self.resume_point is None or self.resume_point.with_best
+            number = self.choice.number if self.choice else None
+            self.writer = CheckpointWriter(self.directory, number, shard_size)
+            with_best = self.point is None or self.point.with_best
             strategy.checkpoint_io = CheckpointPlugin(
                 self.writer, strategy.checkpoint_io, with_best
             )
@@ -245,72 +187,25 @@ class Checkpoints(Checkpoint):
 
         A checkpoint that the caller passes to an evaluation changes nothing.
         """
-        if trainer.state.fn != "fit" or not self.resume_point:
+        if trainer.state.fn != "fit" or not self.point:
             return
-        complete = self.resume_point.complete
-        self.position = replace(Position(**checkpoint["position"]), complete=complete)
+        position = Position(**checkpoint["position"])
+        self.position = replace(position, complete=self.point.complete)
+        resume.check_length(self.position, trainer.max_steps)
         state = checkpoint["callbacks"][self.state_key]
+        restore.check_data(state["data"], self.data)
         self.optimizers = state["optimizers"]
         self.attributes.resumed = checkpoint.pop("attributes")
         same_ranks = self.position.world_size == trainer.world_size
         self.loaders.resume(checkpoint.pop("loaders"), same_ranks)
-        resume.check_length(self.position, trainer.max_steps)
-        self._check_data(state["data"])
-        best = Best(**state["best"])
         weights = checkpoint.pop("best_weights")
-        if best.criterion != self.best.criterion:
+        if not self.validated.resume(state["best"], self.point):
             weights = None
-            if trainer.is_global_zero:
-                print(
-                    f"resume: MODE and MONITOR were {best.criterion} and are now "
-                    f"{self.best.criterion}; earlier validations do not count",
-                    flush=True,
-                )
-        elif self.resume_point.with_best:
-            self.best = best
         if weights is not None and self.writer.is_sharded:
             weights = weights_like(weights, pl_module.state_dict())
         self.writer.resume_from(self.position, weights)
-        epoch, batch = self.position.next_start()
-        self.resumes_within_epoch = batch > 0
-        batches, all_batches = self.position.rank_counts(trainer.accumulate_grad_batches)
-        loop.set_progress(
-            checkpoint["loops"]["fit_loop"],
-            step=self.position.step,
-            epoch=epoch,
-            batches=batches,
-            all_batches=all_batches,
-            last=batch > 0 and self.position.epoch_trained,
-            validate=self.position.validation_next,
-            complete=complete,
-            max_steps=trainer.max_steps,
-        )
-        trainer.should_stop = complete  # by EarlyStopping, say
-
-    def _fingerprint(self, trainer: pl.Trainer) -> str:
-        """The data module's own, or one of the files that rank 0 has. Collective."""
-        datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
-        given = getattr(datamodule, "fingerprint", "")
-        if callable(given) or isinstance(given, set | frozenset):
-            raise UserError(
-                f"{type(datamodule).__name__}.fingerprint is a {type(given).__name__}, whose text "
-                "is another one in each run",
-                "set self.fingerprint to a text in setup",
-            )
-        own = str(given)
-        dataset = str(self.identity.options.get("dataset", ""))
-        return own or exchange.from_rank_0(
-            "files of the data", lambda: fingerprint.of_files(dataset, os.environ)
-        )
-
-    def _check_data(self, then: str) -> None:
-        """Raise a UserError for other data, in which the position means nothing."""
-        if then != self.data:
-            raise UserError(
-                "The data has changed since the checkpoint was written, so its position in the "
-                "data is not valid",
-                "restore the old data, or train from the start with --resume never",
-            )
+        self.resumes_within_epoch = self.position.next_start()[1] > 0
+        restore.set_loops(checkpoint, self.position, trainer)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """The optimizers exist, and their states are not restored yet."""
@@ -325,16 +220,13 @@ class Checkpoints(Checkpoint):
             "global_batch": self.identity.global_batch,
             "data": self.data,
             "optimizers": self.optimizers,
-            "best": asdict(self.best),
+            "best": self.validated.state(),
         }
 
     # Training
 
     def on_sanity_check_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        # With several loaders Lightning has no metrics of validation_step before training.
-        several = len(trainer.num_sanity_val_batches) > 1
-        if not several or self.best.monitor in trainer.callback_metrics:
-            self._score(trainer)
+        self.validated.sanity_check(trainer)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.loaders.begin(trainer)
@@ -345,7 +237,7 @@ class Checkpoints(Checkpoint):
                 "pass --max_steps",
             )
         then = self.position.batches_per_epoch
-        is_inexact = self.resume_point and not all(
+        is_inexact = self.point and not all(
             map(resumes_exactly, all_loaders(trainer.train_dataloader))
         )
         if is_inexact and trainer.is_global_zero:
@@ -444,7 +336,7 @@ class Checkpoints(Checkpoint):
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Lightning ends a training without a batch without an error."""
         if not self.position.step and trainer.max_steps:
-            raise _no_batch("training", trainer.train_dataloader)
+            raise no_batch("training", trainer.train_dataloader)
 
     # Evaluation
 
@@ -473,11 +365,7 @@ class Checkpoints(Checkpoint):
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
         self.position = replace(self.position, validation_next=False)
-        self.validated = True
-        before = self.best
-        self.best = before.after(self._score(trainer), self.position)
-        if self.best is not before:
-            self.writer.choose_validated()
+        self.validated.compare(trainer, self.position, self.writer)
 
     def on_test_batch_start(
         self,
@@ -487,35 +375,11 @@ class Checkpoints(Checkpoint):
         batch_idx: int,
         *_: Any,
     ) -> None:
-        """Warn once if a callback has exchanged the best weights, which are saved."""
-        tested, self.tested = self.tested, []
-        is_first = tested and trainer.is_global_zero
-        if is_first and tested != checksums_of_parts(pl_module.parameters()):
-            print(
-                "warning: the test measures other weights than the best ones, which are saved: a "
-                "callback exchanges them; let it do so in validation only",
-                file=sys.stderr,
-            )
-
-    def _score(self, trainer: pl.Trainer) -> float:
-        """The monitored metric of a validation, the same on every rank. Collective."""
-        monitor = self.best.monitor
-        if monitor not in trainer.callback_metrics:
-            if not sum(trainer.num_val_batches):
-                raise _no_batch("validation", trainer.val_dataloaders)
-            logged = ", ".join(sorted(trainer.callback_metrics)) or "nothing"
-            raise UserError(
-                f"validation logged {logged}; expected {monitor}, since the {self.best.criterion} "
-                "selects the best weights",
-                f"log {monitor} in the model on every rank, or set MONITOR to one of these metrics",
-            )
-        self.best.check_metric(loop.logged_metric(trainer, monitor))
-        value = float(trainer.callback_metrics[monitor])
-        return equal_on_ranks(monitor, value, trainer.sanity_checking)
+        self.validated.check_tested(trainer, pl_module)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if stage == "test" and not sum(trainer.num_test_batches):
-            raise _no_batch("test", trainer.test_dataloaders)
+            raise no_batch("test", trainer.test_dataloaders)
         if stage != "fit":
             signals.exit_on_signal()  # the rest is done by rank 0 only
 
@@ -601,13 +465,3 @@ def _global_batches(trainer: pl.Trainer) -> int:
     if math.isinf(trainer.num_training_batches):
         return 0
     return math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
-
-
-def _no_batch(split: str, loaders: Any) -> UserError:
-    hint = f"check what {LOADERS[split]} returns"
-    for loader in CombinedLoader(loaders, "sequential").flattened:
-        batches = getattr(loader, "batch_sampler", None)
-        if getattr(batches, "drop_last", False):
-            rows, size = len(loader.dataset), getattr(batches, "batch_size", None)
-            hint = f"lower batch_size: it is {size}, drop_last is set, and there are {rows} rows"
-    return UserError(f"There is not one batch of {split} data", hint)

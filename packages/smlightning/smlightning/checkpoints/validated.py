@@ -1,0 +1,146 @@
+"""The best validation so far: its score, and its weights, which are tested and saved."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, Literal
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.utilities.combined_loader import CombinedLoader
+
+from smlightning.checkpoints.best import Best
+from smlightning.checkpoints.position import Position
+from smlightning.checkpoints.resume import ResumePoint
+from smlightning.checkpoints.writer import CheckpointWriter
+from smlightning.cluster import collectives, session
+from smlightning.cluster.shards import weights_like
+from smlightning.errors import UserError
+from smlightning.tensors import checksums_of_parts
+from smlightning.training import loop
+from smlightning.training.rank_checks import equal_on_ranks
+
+LOADERS = {
+    "training": "train_dataloader",
+    "validation": "val_dataloader",
+    "test": "test_dataloader",
+}
+
+
+class Validated:
+    """The best validation so far; the writer has its weights.
+
+    Args:
+        monitor: the validation metric that marks the best weights.
+        mode: whether its ``max`` or its ``min`` is best.
+    """
+
+    def __init__(self, monitor: str, mode: Literal["max", "min"]) -> None:
+        self.best = Best(monitor, mode)
+        self.here = False  # whether this process has validated
+        self.tested: list[int] = []  # checksums of the weights to be tested
+
+    def state(self) -> dict[str, Any]:
+        """Plain values for a checkpoint."""
+        return asdict(self.best)
+
+    def resume(self, state: Mapping[str, Any], point: ResumePoint) -> bool:
+        """Continue from a checkpoint; returns whether its best weights still count."""
+        then = Best(**state)
+        if then.criterion == self.best.criterion:
+            self.best = then if point.with_best else self.best
+            return True
+        if session.current_cluster().rank == 0:
+            print(
+                f"resume: MODE and MONITOR were {then.criterion} and are now "
+                f"{self.best.criterion}; earlier validations do not count",
+                flush=True,
+            )
+        return False
+
+    # In training
+
+    def sanity_check(self, trainer: pl.Trainer) -> None:
+        """Raise a UserError if validation does not log the metric, or ranks differ in it."""
+        # With several loaders Lightning has no metrics of validation_step before training.
+        several = len(trainer.num_sanity_val_batches) > 1
+        if not several or self.best.monitor in trainer.callback_metrics:
+            self._score(trainer)
+
+    def compare(self, trainer: pl.Trainer, position: Position, writer: CheckpointWriter) -> None:
+        """After a validation at ``position``: keep its weights if it is the best. Collective."""
+        self.here = True
+        before = self.best
+        self.best = before.after(self._score(trainer), position)
+        if self.best is not before:
+            writer.choose_validated()
+
+    def _score(self, trainer: pl.Trainer) -> float:
+        """The monitored metric of a validation, the same on every rank. Collective."""
+        monitor = self.best.monitor
+        if monitor not in trainer.callback_metrics:
+            if not sum(trainer.num_val_batches):
+                raise no_batch("validation", trainer.val_dataloaders)
+            logged = ", ".join(sorted(trainer.callback_metrics)) or "nothing"
+            raise UserError(
+                f"validation logged {logged}; expected {monitor}, since the {self.best.criterion} "
+                "selects the best weights",
+                f"log {monitor} in the model on every rank, or set MONITOR to one of these metrics",
+            )
+        self.best.check_metric(loop.logged_metric(trainer, monitor))
+        value = float(trainer.callback_metrics[monitor])
+        return equal_on_ranks(monitor, value, trainer.sanity_checking)
+
+    # For the test
+
+    def load(
+        self, model: pl.LightningModule, writer: CheckpointWriter, point: ResumePoint | None
+    ) -> None:
+        """Load the best weights; keep the last ones if no validation was good. Collective.
+
+        With DDP rank 0 has them, and a sum with the others' zeros distributes them, which every
+        backend can do. With FSDP every rank has its shard.
+        """
+        weights = writer.best_weights
+        if session.current_cluster().rank == 0:
+            self._announce(weights is not None, point)
+        if weights is not None:
+            weights = weights_like(weights, model.state_dict())
+            model.load_state_dict(weights, strict=model.strict_loading)
+        if not writer.is_sharded:
+            for tensor in filter(torch.is_tensor, model.state_dict().values()):
+                tensor.copy_(collectives.of_rank_0(tensor))
+        self.tested = checksums_of_parts(model.parameters())
+
+    def _announce(self, are_there: bool, point: ResumePoint | None) -> None:
+        if are_there:
+            print(f"best weights: {self.best}", flush=True)
+            return
+        problem = f"no validation gave a finite {self.best.monitor}"
+        if point and not point.with_best:
+            problem = "the file of the best weights is damaged"
+        elif not self.here and not point:
+            problem = "training ended before the first validation"
+        print(f"warning: {problem}; the last weights are tested and saved", file=sys.stderr)
+
+    def check_tested(self, trainer: pl.Trainer, model: pl.LightningModule) -> None:
+        """Warn once if a callback has exchanged the best weights, which are saved."""
+        tested, self.tested = self.tested, []
+        is_first = tested and trainer.is_global_zero
+        if is_first and tested != checksums_of_parts(model.parameters()):
+            print(
+                "warning: the test measures other weights than the best ones, which are saved: a "
+                "callback exchanges them; let it do so in validation only",
+                file=sys.stderr,
+            )
+
+
+def no_batch(split: str, loaders: Any) -> UserError:
+    """The error for data without a batch, which Lightning passes over."""
+    hint = f"check what {LOADERS[split]} returns"
+    for loader in CombinedLoader(loaders, "sequential").flattened:
+        batches = getattr(loader, "batch_sampler", None)
+        if getattr(batches, "drop_last", False):
+            rows, size = len(loader.dataset), getattr(batches, "batch_size", None)
+            hint = f"lower batch_size: it is {size}, drop_last is set, and there are {rows} rows"
+    return UserError(f"There is not one batch of {split} data", hint)
