@@ -18,7 +18,7 @@ from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.strategies import ModelParallelStrategy, Strategy
 from pytorch_lightning.utilities.model_helpers import is_overridden
 
-from smlightning.cluster.location import SHARDING_NEEDS, Cluster, ClusterError
+from smlightning.cluster.location import SHARDING_NEEDS, Cluster, ClusterError, check_shard_size
 from smlightning.cluster.shards import divided_like, has_shape, weights_like
 from smlightning.cluster.strategies import ConnectsRanks, LauncherEnvironment
 from smlightning.errors import UserError
@@ -53,7 +53,7 @@ class ShardedStrategy(ConnectsRanks, ModelParallelStrategy):
                 "--strategy fsdp creates process groups, which SMDDP does not support",
                 "set distribution to torch_distributed or pytorchddp, or --strategy to ddp",
             )
-        _check_shard_size(shard_size, cluster.world_size)
+        check_shard_size(shard_size, cluster.world_size)
         super().__init__(
             data_parallel_size=cluster.world_size,
             tensor_parallel_size=1,
@@ -151,17 +151,6 @@ def _optimizer_state_like(state: Mapping[str, Any], parameter: Any) -> dict[str,
         name: divided_like(value, parameter if has_shape(value, parameter.shape) else None)
         for name, value in state.items()
     }
-
-
-def _check_shard_size(shard_size: int, world_size: int) -> None:
-    """Raise a ClusterError if the ranks cannot be divided into groups of that size."""
-    fitting = [size for size in range(2, world_size + 1) if world_size % size == 0]
-    if shard_size and shard_size not in fitting:
-        sizes = ", ".join(map(str, fitting))
-        raise ClusterError(
-            f"--shard_size is {shard_size}; expected a divisor of the {world_size} ranks, above 1",
-            f"set it to one of {sizes}, or to 0 for all ranks; or set --strategy to ddp",
-        )
 
 
 def _check_module(module: LightningModule) -> None:
