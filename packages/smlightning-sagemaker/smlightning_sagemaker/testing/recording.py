@@ -13,6 +13,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
+from smlightning.checkpoints import files
 from smlightning.data.exact import resumes_exactly
 from smlightning.reports import curves
 from smlightning.tensors import digest, samples
@@ -117,10 +118,9 @@ def result_files() -> dict[str, int]:
 
 def newest_step() -> int:
     """The step of the newest checkpoint; 0 for none."""
-    steps = [0]
-    for path in Path("outputs/checkpoints").glob("[0-9]*"):
-        steps += map(int, re.findall(r"-step(\d+)-", path.name))
-    return max(steps)
+    path = files.newest_path(Path("outputs/checkpoints"))
+    match = files.NAME.fullmatch(path.name) if path else None
+    return int(match[2]) if match else 0
 
 
 def digests(tensors: dict[str, Any]) -> dict[str, Any]:

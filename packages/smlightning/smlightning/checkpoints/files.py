@@ -26,7 +26,7 @@ from smlightning.cluster import shards
 from smlightning.errors import UserError
 from smlightning.files import atomic_write, digest
 
-NAME = re.compile(r"(\d{6,})-step\d+-[0-9a-f]{16}\.ckpt")
+NAME = re.compile(r"(\d{6,})-step(\d+)-[0-9a-f]{16}\.ckpt")  # number and step
 SHARD_NAME = re.compile(r"((\d{6,})-(?:best-)?)\d{5}-of-\d{5}-[0-9a-f]{16}\.shard")
 KEEP = 3  # S3's copy follows additions and deletions in any order: the newest few must be there
 TEMPORARY = (".*.ckpt", ".*.shard")  # being written, or left by a process that was killed
@@ -295,12 +295,6 @@ def next_number(directory: Path) -> int:
 def newest_path(directory: Path) -> Path | None:
     """The newest checkpoint, which may be damaged."""
     return next((path for _, path in numbered(directory)), None)
-
-
-def newest(directory: Path) -> Path | None:
-    """The newest undamaged checkpoint; None if there is no checkpoint at all."""
-    paths = [path for _, path in numbered(directory)]
-    return newest_verified(paths)[0] if paths else None
 
 
 def newest_verified(paths: Sequence[Path]) -> tuple[Path, dict[str, Any], bool]:
