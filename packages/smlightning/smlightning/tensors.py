@@ -44,7 +44,7 @@ def _sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def checksums_of_parts(tensors: Iterable[torch.Tensor]) -> list[int]:
-    """Checksums of the first numbers of each tensor, of a divided one of this rank's shard.
+    """Checksums of the first numbers of each tensor, of a sharded one of this rank's shard.
 
     They take little time, and differ after an update or an exchange of all weights.
     """

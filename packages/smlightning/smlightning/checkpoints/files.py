@@ -197,12 +197,12 @@ def mark_of(path: Path) -> str:
 # Reading
 
 
-def read(path: Path, divided: bool = False, with_best: bool = True) -> dict[str, Any]:
+def read(path: Path, sharded: bool = False, with_best: bool = True) -> dict[str, Any]:
     """The content of a checkpoint and of the files next to it, mapped into memory.
 
     Args:
         path: a checkpoint that `verified` accepts.
-        divided: leave tensors that are divided among shards in their plain form.
+        sharded: leave sharded tensors in their plain form.
         with_best: read the best weights.
 
     Returns:
@@ -216,7 +216,7 @@ def read(path: Path, divided: bool = False, with_best: bool = True) -> dict[str,
         best = [torch_files.load(path.with_name(name)) for name in names["best"]]
         weights = best[0]["weights"]
         state["best_weights"] = shards.join(weights, [one["shard"] for one in best])
-    return state if divided else shards.whole(state)
+    return state if sharded else shards.whole(state)
 
 
 def verified(path: Path, with_best: bool = True) -> dict[str, Any]:

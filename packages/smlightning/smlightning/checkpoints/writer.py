@@ -84,7 +84,7 @@ class CheckpointWriter:
 
     @property
     def best_weights(self) -> Mapping[str, Any] | None:
-        """The best weights so far, in main memory; of divided ones this rank's shard."""
+        """The best weights so far, in main memory; of sharded ones this rank's shard."""
         if self._best is None:
             return None
         weights: Mapping[str, Any] = shards.join(self._best.weights, [self._best.shard])
