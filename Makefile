@@ -76,7 +76,7 @@ types: $(VENV)/.tests
 	MYPYPATH='$(RUNTIME):$(SOURCE)/src' $(BIN)/mypy --config-file '$(SOURCE)/pyproject.toml' --exclude rehearsal/stubs/ \
 	  packages/smlightning/smlightning packages/smlightning-sagemaker/smlightning_sagemaker
 	cd '$(SOURCE)' && for src in ../examples/*/src ../examples/*/after/src; do \
-	  MYPYPATH=$$src:$(RUNTIME) ../$(BIN)/mypy $$src || exit 1; done
+	  MYPYPATH=$$src:../examples/shared/src:$(RUNTIME) ../$(BIN)/mypy $$src || exit 1; done
 
 wheels: $(VENV)/.template  ## build the two wheels of packages/ into the template
 	$(BIN)/python packages/build_wheels.py
