@@ -15,7 +15,7 @@ export MYPY_CACHE_DIR := $(CURDIR)/$(VENV)/mypy_cache
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: help demo test package-tests template-tests elsewhere lint types docs reference pictures images bench gpu wheels \
-  stress outputs clean project
+  stress outputs losses clean project
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -96,6 +96,9 @@ pictures: $(VENV)/.tests  ## draw the README's pictures from real runs; ARGS=--c
 
 outputs: $(VENV)/.tests  ## run launch.ipynb, and keep its outputs in it
 	UPDATE_NOTEBOOK=1 $(BIN)/python -m pytest -n 0 -m long -k stored_outputs_are tests/template/test_notebook.py
+
+losses: $(VENV)/.tests  ## record the example's first training losses again
+	RECORD_LOSSES=1 $(BIN)/python -m pytest -n 0 tests/runtime/example/test_losses.py
 
 images: $(VENV)/.tests  ## each image of the table proven with its own torch: make images ARGS="smddp current"
 	PYTHONPATH='$(RUNTIME):tests:tests/template' $(BIN)/python -m images.prove $(ARGS)
