@@ -14,7 +14,7 @@ export MYPY_CACHE_DIR := $(CURDIR)/$(VENV)/mypy_cache
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test package-tests template-tests elsewhere lint types docs reference pictures images bench gpu wheels \
+.PHONY: help demo test package-tests template-tests elsewhere lint types workflows docs reference pictures images bench gpu wheels \
   stress outputs losses clean project
 
 help:  ## this list
@@ -67,9 +67,23 @@ template-tests: $(VENV)/.tests  ## tests of generated projects
 elsewhere: $(VENV)/.tests  ## tests as on other machines: make elsewhere ARGS="tests/tools"
 	tests/elsewhere.sh $(BIN)/python -m pytest $(ARGS)
 
-lint: $(VENV)/.tests types  ## style, format and types of everything
+$(VENV)/.lint: $(VENV)/.tests
+	@$(INSTALL) --group lint
+	@touch $@
+
+lint: $(VENV)/.lint types workflows  ## style, format, types and spelling of everything
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
+
+# Both tools have the schemas and rules with them, and use no network.
+CHECK_SCHEMA = $(BIN)/check-jsonschema --builtin-schema
+workflows: $(VENV)/.lint  ## what GitHub reads: schemas, permissions, pinned actions
+	$(CHECK_SCHEMA) vendor.github-workflows .github/workflows/*.yml '$(SOURCE)'/.github/workflows/*.yml
+	$(CHECK_SCHEMA) vendor.dependabot .github/dependabot.yml '$(SOURCE)'/.github/dependabot.yml
+	$(CHECK_SCHEMA) vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/wish.yml
+	$(CHECK_SCHEMA) vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(BIN)/zizmor --offline --no-progress --quiet .github '$(SOURCE)/.github'
 
 types: $(VENV)/.tests
 	cd '$(SOURCE)' && MYPYPATH=$(RUNTIME) ../$(BIN)/mypy src
