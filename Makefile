@@ -14,8 +14,8 @@ export MYPY_CACHE_DIR := $(CURDIR)/$(VENV)/mypy_cache
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test package-tests template-tests elsewhere lint types docs reference pictures images bench gpu wheels \
-  stress outputs clean project
+.PHONY: help demo test package-tests template-tests elsewhere lint types workflows docs reference pictures images bench gpu wheels \
+  stress outputs losses clean project
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -67,16 +67,30 @@ template-tests: $(VENV)/.tests  ## tests of generated projects
 elsewhere: $(VENV)/.tests  ## tests as on other machines: make elsewhere ARGS="tests/tools"
 	tests/elsewhere.sh $(BIN)/python -m pytest $(ARGS)
 
-lint: $(VENV)/.tests types  ## style, format and types of everything
+$(VENV)/.lint: $(VENV)/.tests
+	@$(INSTALL) --group lint
+	@touch $@
+
+lint: $(VENV)/.lint types workflows  ## style, format, types and spelling of everything
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
+
+# Both tools have the schemas and rules with them, and use no network.
+CHECK_SCHEMA = $(BIN)/check-jsonschema --builtin-schema
+workflows: $(VENV)/.lint  ## what GitHub reads: schemas, permissions, pinned actions
+	$(CHECK_SCHEMA) vendor.github-workflows .github/workflows/*.yml '$(SOURCE)'/.github/workflows/*.yml
+	$(CHECK_SCHEMA) vendor.dependabot .github/dependabot.yml '$(SOURCE)'/.github/dependabot.yml
+	$(CHECK_SCHEMA) vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/wish.yml
+	$(CHECK_SCHEMA) vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(BIN)/zizmor --offline --no-progress --quiet .github '$(SOURCE)/.github'
 
 types: $(VENV)/.tests
 	cd '$(SOURCE)' && MYPYPATH=$(RUNTIME) ../$(BIN)/mypy src
 	MYPYPATH='$(RUNTIME):$(SOURCE)/src' $(BIN)/mypy --config-file '$(SOURCE)/pyproject.toml' --exclude rehearsal/stubs/ \
 	  packages/smlightning/smlightning packages/smlightning-sagemaker/smlightning_sagemaker
 	cd '$(SOURCE)' && for src in ../examples/*/src ../examples/*/after/src; do \
-	  MYPYPATH=$$src:$(RUNTIME) ../$(BIN)/mypy $$src || exit 1; done
+	  MYPYPATH=$$src:../examples/shared/src:$(RUNTIME) ../$(BIN)/mypy $$src || exit 1; done
 
 wheels: $(VENV)/.template  ## build the two wheels of packages/ into the template
 	$(BIN)/python packages/build_wheels.py
@@ -96,6 +110,9 @@ pictures: $(VENV)/.tests  ## draw the README's pictures from real runs; ARGS=--c
 
 outputs: $(VENV)/.tests  ## run launch.ipynb, and keep its outputs in it
 	UPDATE_NOTEBOOK=1 $(BIN)/python -m pytest -n 0 -m long -k stored_outputs_are tests/template/test_notebook.py
+
+losses: $(VENV)/.tests  ## record the example's first training losses again
+	RECORD_LOSSES=1 $(BIN)/python -m pytest -n 0 tests/runtime/example/test_losses.py
 
 images: $(VENV)/.tests  ## each image of the table proven with its own torch: make images ARGS="smddp current"
 	PYTHONPATH='$(RUNTIME):tests:tests/template' $(BIN)/python -m images.prove $(ARGS)

@@ -330,7 +330,7 @@ def checkpoint(output: Path) -> dict[str, Any]:
     sys.path.append(str(ROOT / "packages/smlightning"))
     from smlightning.checkpoints import files
 
-    path = files.newest(output / "checkpoints")
+    path = files.newest_path(output / "checkpoints")
     if path is None:
         raise RuntimeError(f"{output} holds no checkpoint")
     return files.read(path)

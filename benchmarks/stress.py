@@ -148,8 +148,14 @@ def checkpoints(place: Path) -> Path:
 
 def newest_name(place: Path) -> str:
     """Name of the newest whole checkpoint, from which the next run resumes; "" if there is none."""
-    path = files.newest(checkpoints(place))
+    path = newest_whole(checkpoints(place))
     return path.name if path else ""
+
+
+def newest_whole(folder: Path) -> Path | None:
+    """The newest whole checkpoint in a folder; None if it has none."""
+    paths = [path for _, path in files.numbered(folder)]
+    return files.newest_verified(paths)[0] if paths else None
 
 
 def verdict(good: object) -> str:
@@ -438,7 +444,7 @@ def damage(count: int, seed: int, folder: Path) -> Iterator[str]:
         path.write_bytes(content)
         if how == "half-renamed":
             (place / ".000099.ckpt").write_bytes(content)
-        chosen = files.newest(place)
+        chosen = newest_whole(place)
         expected = newest if content == whole else before
         good = chosen == expected and files.read(chosen)["callbacks"]
         name = chosen.name if chosen else None

@@ -7,7 +7,8 @@
 pip fills an environment for each profile (environment.py) from src/requirements.txt and the tools'
 wheel. A generated project is trained there on one rank, a BERT on two, and sharded where torch can.
 Each run is stopped, resumed to the same bits, saved, and answered by predict.py. The project is
-rehearsed under each launcher. The package's tests of private APIs and of malicious files run, too.
+rehearsed under each launcher. The package's tests of private APIs and of malicious files run, too,
+and the example's first losses are compared with tests/runtime/example/losses.json, or recorded.
 tests/tools fails for a profile whose versions are not in the record.
 """
 
@@ -43,7 +44,11 @@ BUILD = TEMPLATE / "build"
 SECONDS = 600  # of the slowest single step, on a busy machine
 STEPS = ("train", "stop", "resume", "save", "predict")
 TESTS = "private APIs of libraries, malicious files"
-FILES = ("tests/runtime/test_upgrades.py", "tests/runtime/test_torch_files.py")
+FILES = (
+    "tests/runtime/test_upgrades.py",
+    "tests/runtime/test_torch_files.py",
+    "tests/runtime/example/test_losses.py",
+)
 
 
 class Failed(Exception):
@@ -401,6 +406,8 @@ def page(record: dict[str, Any]) -> str:
 
 def main() -> int:
     arguments = parse()
+    if arguments.record:
+        os.environ["RECORD_LOSSES"] = "1"
     record = {
         name: prove(PROFILES[name], cleared(BUILD / "images" / name)) for name in arguments.profile
     }

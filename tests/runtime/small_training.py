@@ -290,7 +290,7 @@ def directory(output: str = "outputs") -> Path:
 
 def newest_state(output: str = "outputs") -> dict[str, Any]:
     """The content of the newest checkpoint, with the best weights."""
-    path = files.newest(directory(output))
+    path = files.newest_path(directory(output))
     assert path
     return files.read(path)
 

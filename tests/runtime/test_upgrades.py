@@ -1,25 +1,41 @@
-"""Private parts of Lightning, torch and transformers on which the package relies are unchanged.
+"""Private parts of Lightning, torch, torchmetrics and others that the package uses are unchanged.
 
 If a test fails after an upgrade, read that part of the library again, and adapt the module of the
 package in the test's docstring.
 """
 
+import ast
 import inspect
+import multiprocessing.queues
+import multiprocessing.reduction
 import re
 import signal
+from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import pytest
 import pytorch_lightning as pl
+import torch
+import torchmetrics
 from pytorch_lightning.callbacks import WeightAveraging
 from pytorch_lightning.demos.boring_classes import BoringModel
 from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
 from pytorch_lightning.strategies import DDPStrategy, ModelParallelStrategy
-from pytorch_lightning.trainer.connectors import data_connector
+from pytorch_lightning.trainer import call
+from pytorch_lightning.trainer.connectors import accelerator_connector, data_connector
 from pytorch_lightning.trainer.connectors.checkpoint_connector import _CheckpointConnector
+from pytorch_lightning.trainer.connectors.logger_connector import result
 from pytorch_lightning.trainer.connectors.signal_connector import _SignalConnector
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from pytorch_lightning.utilities.model_helpers import is_overridden
+from tensorboard.summary.writer import event_file_writer
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+from torchmetrics.utilities import dim_zero_cat, dim_zero_sum
 
+import smlightning
 from smlightning.cluster import signals
 from smlightning.cluster.sharding import ShardedStrategy
 from smlightning.data.exact import start_of
@@ -38,6 +54,105 @@ def trainer() -> pl.Trainer:
         enable_model_summary=False,
         max_steps=2,
     )
+
+
+RUNTIME = Path(smlightning.__file__).parent
+DOCUMENTED = {"_exit", "_current_frames", "_fields"}  # Python's, in spite of their form
+
+
+def owners(trainer: pl.Trainer) -> dict[str, Any]:
+    """Each private name that the package uses, with an object or class that has it."""
+    fit_loop, logged = trainer.fit_loop, trainer._logger_connector
+    epoch_loop: Any = fit_loop.epoch_loop
+    layer, metric, ddp = torch.nn.Linear(1, 1), torchmetrics.SumMetric(), DDPStrategy()
+    fused = torch.optim.AdamW(layer.parameters(), fused=True)
+    return {
+        # The Trainer and its loops: training/loop.py, cluster/signals.py, errors.py
+        "_callback_metrics": logged,
+        "_checkpoint_connector": trainer,
+        "_first_loop_iter": logged,
+        "_logger_connector": trainer,
+        "_results": trainer,
+        "_signal_connector": trainer,
+        "_teardown": trainer,
+        "_val_check_time_interval": trainer,
+        "_batches_that_stepped": epoch_loop,
+        "_broadcast_sigterm_tensor": epoch_loop,
+        "_on_after_fetch": epoch_loop,
+        "_on_before_fetch": epoch_loop,
+        "_restarting": fit_loop,
+        "_module_mode": epoch_loop.val_loop,
+        "_interrupt": call,
+        "_prepare_dataloader": data_connector._DataConnector,
+        # The sums of self.log: training/loop.py
+        "_Metadata": result,
+        "_ResultMetric": result,
+        "_Sync": result,
+        "_sync": result._Metadata("train", "loss"),
+        # Strategies and callbacks: cluster/strategies.py, checkpoints/unsupported.py
+        "_average_model": WeightAveraging(),
+        "_process_group_backend": ddp,
+        "_timeout": ddp,
+        # Loaders and how they are divided: data/exact.py, training/loop.py
+        "_accelerator_connector": trainer,
+        "_last_train_dl_reload_epoch": fit_loop,
+        # torchmetrics: training/metrics.py, training/loop.py, lazy_imports.py
+        "_logger": torchmetrics,
+        "_defaults": metric,
+        "_reductions": metric,
+        "_update_count": metric,
+        # torch: checkpoints/attributes.py, data/exact.py, errors.py, training/optimizers.py
+        "_buffers": layer,
+        "_modules": layer,
+        "_non_persistent_buffers_set": layer,
+        "_parameters": layer,
+        "_get_iterator": DataLoader,
+        "_step_supports_amp_scaling": fused,
+        "_try_get_data": _MultiProcessingDataLoaderIter,
+        # Others: data/workers.py, reports/log.py
+        "_AsyncWriterThread": event_file_writer,
+        "_on_queue_feeder_error": multiprocessing.queues.Queue,
+    }
+
+
+def private_names() -> set[str]:
+    """Private names of libraries in the package: attributes, imports, and whole strings."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in RUNTIME.rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    own = {name for node in nodes for name in defined(node)}
+    used = {name for node in nodes for name in mentioned(node) if re.match("_[A-Za-z]", name)}
+    return used - own - DOCUMENTED
+
+
+def defined(node: ast.AST) -> Iterator[str]:
+    """The names that a statement of the package defines: its own."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        yield node.name
+    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        yield node.id
+    elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+        yield from [node.attr] if ast.unparse(node.value) == "self" else []
+
+
+def mentioned(node: ast.AST) -> Iterator[str]:
+    """The attribute, the imported names or the text of a node."""
+    if isinstance(node, ast.Attribute):
+        yield node.attr
+    elif isinstance(node, ast.ImportFrom):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.Constant) and str(node.value).isidentifier():
+        yield str(node.value)
+
+
+def test_each_private_name_in_the_package_is_guarded(trainer: pl.Trainer) -> None:
+    """Add a new one to `owners`, and a test of its meaning below if no other test has one."""
+    assert private_names() - owners(trainer).keys() == set()
+
+
+def test_each_private_name_exists(trainer: pl.Trainer) -> None:
+    """The module of the package stands above the name in `owners`."""
+    missing = [name for name, owner in owners(trainer).items() if not hasattr(owner, name)]
+    assert not missing
 
 
 def test_trainer_registers_signal_handlers_once() -> None:
@@ -73,9 +188,8 @@ def test_replaced_handlers_and_broadcast_do_nothing(trainer: pl.Trainer) -> None
 def test_the_loops_have_the_private_counters(trainer: pl.Trainer) -> None:
     """training/loop.py reads steps without a public name."""
     loop = trainer.fit_loop
-    assert loop._restarting is False and loop._data_fetcher is None
+    assert loop._restarting is False
     assert loop.epoch_loop._batches_that_stepped == 0
-    assert callable(loop.epoch_loop._should_check_val_fx)
     assert hasattr(trainer, "val_check_batch") and trainer._results is None
     assert trainer.is_last_batch is False
     assert loops.steps(trainer) == 0
@@ -121,6 +235,64 @@ def test_loaders_that_are_no_dataloader_are_left_as_they_are() -> None:
     assert start_of(trainer) == (0, 0) and loops.divides_data(trainer)
     loops.set_reloaded(trainer, 3)
     assert "_last_train_dl_reload_epoch" in vars(trainer.fit_loop)
+
+
+def test_an_interval_of_validation_may_be_a_time() -> None:
+    """training/loop.py: ``validates_by_the_clock``"""
+    options: Any = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False}
+    by_the_clock = pl.Trainer(val_check_interval="00:00:10:00", **options)
+    assert by_the_clock._val_check_time_interval == 600
+    assert loops.validates_by_the_clock(by_the_clock)
+    assert not loops.validates_by_the_clock(pl.Trainer(val_check_interval=2, **options))
+
+
+class LogsSums(BoringModel):
+    """Logs a sum over the epoch, and notes what the logger connector has at each step's end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log("train/sum", torch.tensor(1.0), on_step=True, on_epoch=True, reduce_fx="sum")
+        return super().training_step(batch, batch_idx)
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        logged: Any = self.trainer._logger_connector
+        self.seen.append((logged._first_loop_iter, logged.metrics["log"]["train/sum_step"].item()))
+
+    def on_validation_start(self) -> None:
+        validation: Any = self.trainer.fit_loop.epoch_loop.val_loop
+        self.seen.append(validation._module_mode.mode["layer"])
+
+
+def test_sums_of_an_epoch_and_modes_are_kept_where_they_were(trainer: pl.Trainer) -> None:
+    """training/loop.py: ``step_metrics``, ``epoch_sums``, ``continue_epoch``, ``module_modes``"""
+    model = LogsSums()
+    trainer.fit(model)
+    assert model.seen == [True, (True, 1.0), (False, 1.0)]  # validation's sanity check comes first
+    metric = trainer.fit_loop.epoch_loop._results["training_step.train/sum"]
+    assert metric.meta.name == "train/sum" and metric._defaults.keys() >= {"value"}
+    assert trainer._logger_connector._callback_metrics["train/sum"] == 2.0
+
+
+def test_metrics_keep_the_reduction_of_each_state() -> None:
+    """training/metrics.py: ``check_sums``, ``check_states``"""
+    metric = torchmetrics.MeanMetric()
+    assert metric._reductions == {"mean_value": dim_zero_sum, "weight": dim_zero_sum}
+    assert metric._defaults.keys() == metric._reductions.keys()
+    assert torchmetrics.CatMetric()._reductions == {"value": dim_zero_cat}
+
+
+def test_functions_and_classes_in_tracebacks_have_their_names() -> None:
+    """errors.py knows errors by the function that raised them, or by their class's name."""
+    assert callable(_CheckpointConnector.restore_model)
+    assert callable(multiprocessing.reduction.dump)
+    assert MisconfigurationException.__name__ == "MisconfigurationException"
+    assert torch.OutOfMemoryError.__name__ == "OutOfMemoryError"
+    words = "instance of `pytorch_lightning.strategies.Strategy`"  # in lightning, its own name
+    assert words in inspect.getsource(accelerator_connector)
+    assert "_interrupt(trainer" in inspect.getsource(call._call_and_handle_interrupt)
 
 
 def test_a_data_hook_of_an_instance_is_the_classes_to_lightning() -> None:

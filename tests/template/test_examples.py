@@ -25,8 +25,11 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def example(name: str, tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A project with the files of an example, and a channel."""
-    sources = [TEMPLATE / "examples" / name / folder for folder in ("src", "tests")]
+    """A project with the files that an example's page copies, and a channel."""
+    page = (TEMPLATE / "examples" / name / "README.md").read_text(encoding="utf-8")
+    copies = [line for line in page.splitlines() if line.startswith("cp ")]
+    folders = re.findall(r"examples/[\w-]+/(?:src|tests)\b", " ".join(copies))
+    sources = [TEMPLATE / folder for folder in folders]
     made = bake_example(tmp_path_factory.mktemp(name), *sources)
     if name == "lora":  # the names that `make lock` would add: the rehearsal hides other packages
         locked = made.path / "src" / "requirements.txt"

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import image_files
 from options import SAMPLE
 from smlightning import predictions
 from smlightning.errors import run_command
@@ -27,7 +28,7 @@ def model_fn(model_dir: str | Path) -> Any:
 
 def input_fn(body: bytes, content_type: str) -> list[Any]:
     """The one image of a request, as PIL's."""
-    return [predictions.read_image(io.BytesIO(body))]
+    return [image_files.read(io.BytesIO(body))]
 
 
 def predict_fn(images: list[Any], trained: Any) -> list[list[dict[str, Any]]]:
@@ -57,7 +58,7 @@ def main() -> int:
     def answer() -> None:
         import letters
 
-        images = predictions.images(arguments, lambda sample: letters.draw(sample, "STIXGeneral"))
+        images = image_files.opened(arguments, lambda sample: letters.draw(sample, "STIXGeneral"))
         trained = model_fn(arguments.model_dir)
         for name, answers in zip(images, predict_fn([*images.values()], trained), strict=True):
             print(name, *(f"{each['label']} {each['score']:.3f}" for each in answers), sep="\t")

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import image_files
 from options import SAMPLE
 from smlightning import predictions
 from smlightning.errors import run_command
@@ -28,7 +29,7 @@ def model_fn(model_dir: str | Path) -> Any:
 
 def input_fn(body: bytes, content_type: str) -> list[Any]:
     """The one image of a request, as PIL's."""
-    return [predictions.read_image(io.BytesIO(body))]
+    return [image_files.read(io.BytesIO(body))]
 
 
 def predict_fn(images: list[Any], trained: Any) -> list[Any]:
@@ -60,7 +61,7 @@ def main() -> int:
     def answer() -> None:
         from receipts import draw
 
-        images = predictions.images(arguments, lambda sample: draw(sample, random.Random(0)))
+        images = image_files.opened(arguments, lambda sample: draw(sample, random.Random(0)))
         trained = model_fn(arguments.model_dir)
         for name, fields in zip(images, predict_fn([*images.values()], trained), strict=True):
             print(name, json.dumps(fields, ensure_ascii=False), sep="\t")

@@ -20,6 +20,9 @@ MORE_MEMORY = (
     "lower batch_size and raise accumulate_grad_batches, which keeps the global batch; "
     "or try gradient_checkpointing, fewer num_workers, or an instance with more memory"
 )
+LESS_SHARED_MEMORY = (
+    "lower num_workers, or what a worker's batch holds; SageMaker's /dev/shm cannot be enlarged"
+)
 PACKAGE = str(Path(__file__).parent)
 STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"]
 
@@ -81,8 +84,7 @@ def as_user_error(error: BaseException) -> UserError | None:
     if is_shared_memory_full(error):
         return UserError(
             f"the shared memory /dev/shm was full ({root_cause(error)})",
-            "lower num_workers, or what a worker's batch holds; SageMaker's /dev/shm cannot be "
-            "enlarged",
+            LESS_SHARED_MEMORY,
         )
     if is_disk_full(error):
         return UserError(_line_of_disk_full(error), f"free some space and {RESUME}")

@@ -81,19 +81,3 @@ def digest(path: Path) -> str:
 def json_digest(facts: Any) -> str:
     """SHA-256 of plain data, in hexadecimal digits."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-
-
-# The line of a checkpoint: folder, name, number, step and number of shards.
-CHECKPOINT = re.compile(
-    r"^checkpoint: (.*?)((\d{6,})-step(\d+)-[0-9a-f]{16}\.ckpt)(?:, (\d+) shards)?$"
-)
-
-
-def checkpoint_line(path: Path, shards: int) -> str:
-    """The line of the log for a checkpoint that is on the disk; `CHECKPOINT` reads it.
-
-    Args:
-        path: of the checkpoint.
-        shards: files next to it that it needs; 0 if it holds the whole state.
-    """
-    return f"checkpoint: {path}, {shards} shards" if shards else f"checkpoint: {path}"

@@ -1,14 +1,13 @@
-"""The command line of a project's predict.py: texts or images, ``--model_dir`` and ``--sample``."""
+"""The command line of a project's predict.py: what to predict, ``--model_dir``, ``--sample``."""
 
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from smlightning.errors import UserError, root_cause
+from smlightning.errors import UserError
 
-MOST_PIXELS = 50_000_000  # of an image: a small file may hold gigabytes of one colour
 HELP = {"text": "texts; without any, one a line on standard input", "image": "image files"}
 
 
@@ -59,50 +58,3 @@ def texts(arguments: Namespace) -> Iterable[str]:
     if sys.stdin.isatty():
         print("One text a line; Ctrl-D ends.", file=sys.stderr)
     return (line.rstrip("\r\n") for line in sys.stdin)
-
-
-def images(arguments: Namespace, draw: Callable[[Any], Any]) -> dict[str, Any]:
-    """The images of a command line by the names of their files, as PIL's.
-
-    Args:
-        draw: makes an image of the sample.
-
-    Raises:
-        UserError: ``--model_dir`` is empty or no folder; or a file is not an image, as
-            `read_image` says.
-    """
-    check_model(arguments.model_dir)
-    opened: dict[str, Any] = {}
-    for name in arguments.given:
-        try:
-            opened[name] = read_image(name)
-        except OSError as error:
-            problem = f"{name} could not be read as an image ({root_cause(error)})"
-            raise UserError(problem, "give a PNG or JPEG file") from None
-    if arguments.sample is not None:
-        opened["sample"] = draw(arguments.sample)
-    return opened
-
-
-def read_image(source: Any) -> Any:
-    """An image of PIL from a PNG or JPEG file, read whole.
-
-    PIL knows other formats, and starts a program for some of them.
-
-    Args:
-        source: path, or open file.
-
-    Raises:
-        OSError: it is another file, damaged, or has more than MOST_PIXELS.
-    """
-    from PIL import Image
-
-    try:
-        with Image.open(source, formats=("PNG", "JPEG")) as image:
-            if image.width * image.height > MOST_PIXELS:
-                size = f"{image.width} × {image.height}"
-                raise OSError(f"it has {size} pixels, expected at most {MOST_PIXELS:,}")
-            image.load()
-            return image
-    except (SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise OSError(str(error)) from error

@@ -1,10 +1,11 @@
-"""Checksums of tensors and batches, and nested states of tensors.
+"""Checksums of tensors and batches, samples of a batch, and nested states of tensors.
 
 Imports only torch: the processes of a rehearsal, which may lack this package, get a copy.
 """
 
 import copy
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -12,6 +13,8 @@ import torch
 
 CHUNK = 2**22  # numbers added up at a time
 PART = 1024  # numbers of a tensor whose checksum stands for all
+DEPTH = 10  # levels of a batch
+LEAVES = torch.Tensor | str | bytes | int | float
 
 
 def checksums(tensors: Iterable[torch.Tensor]) -> list[int]:
@@ -41,7 +44,7 @@ def _sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def checksums_of_parts(tensors: Iterable[torch.Tensor]) -> list[int]:
-    """Checksums of the first numbers of each tensor, of a divided one of this rank's shard.
+    """Checksums of the first numbers of each tensor, of a sharded one of this rank's shard.
 
     They take little time, and differ after an update or an exchange of all weights.
     """
@@ -51,14 +54,53 @@ def checksums_of_parts(tensors: Iterable[torch.Tensor]) -> list[int]:
 
 def leaves(item: Any, depth: int = 0) -> Iterator[Any]:
     """The tensors, numbers and strings in a batch, up to ten levels deep."""
-    if isinstance(item, torch.Tensor | str | bytes | int | float):
+    if isinstance(item, LEAVES):
         yield item
-        return
-    if depth == 10:
-        return
+    elif depth < DEPTH:
+        for part in _parts(item):
+            yield from leaves(part, depth + 1)
+
+
+def _parts(item: Any) -> Iterable[Any]:
+    """The items of a collection, or an object's attributes; none of a leaf."""
+    if isinstance(item, LEAVES):
+        return ()
     parts = item if isinstance(item, Mapping | list | tuple) else getattr(item, "__dict__", ())
-    for part in parts.values() if isinstance(parts, Mapping) else parts:
-        yield from leaves(part, depth + 1)
+    return parts.values() if isinstance(parts, Mapping) else parts
+
+
+def samples_of(batch: Any) -> int:
+    """The number of samples in a batch; 0 if no tensor shows it.
+
+    It is the most frequent length of the highest tensors in the batch, and of several such lengths
+    the first. Lower tensors may belong to one sample, as its boxes in object detection do; a tensor
+    of another length may belong to the whole batch, as weights of classes do. A batch of graphs
+    (torch_geometric) has tensors of nodes and edges, and knows how many graphs these are.
+    """
+    graphs = getattr(batch, "num_graphs", None)
+    if isinstance(graphs, int):
+        return graphs
+    level = [batch]
+    for _ in range(DEPTH):
+        tensors = [item for item in level if isinstance(item, torch.Tensor) and item.dim()]
+        if tensors:
+            return Counter(map(len, tensors)).most_common(1)[0][0]
+        level = [part for item in level for part in _parts(item)]
+    return 0
+
+
+def samples(batch: Any) -> list[Any]:
+    """The content of each sample: its item of every tensor that has one for each sample.
+
+    Empty if there is no such tensor, or only sparse and nested ones.
+    """
+    if callable(getattr(batch, "to_data_list", None)):  # torch_geometric's
+        return list(batch.to_data_list())
+    count = samples_of(batch)
+    tensors = [item for item in leaves(batch) if isinstance(item, torch.Tensor) and item.dim()]
+    tensors = [item for item in tensors if item.layout == torch.strided and not item.is_nested]
+    columns = [tensor for tensor in tensors if len(tensor) == count]
+    return [[column[i] for column in columns] for i in range(count)] if columns else []
 
 
 def digest(batch: Any) -> int:

@@ -201,7 +201,7 @@ def test_a_full_disk_ends_training(fit: Fit, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(files, "write_file", full)
     with pytest.raises(UserError, match="no space"):
         fit(data=Resumable, checkpoint_steps=1, epochs=99)
-    assert files.newest(directory())
+    assert files.newest_path(directory())
 
 
 def test_a_checkpoint_that_is_a_program_is_not_run(

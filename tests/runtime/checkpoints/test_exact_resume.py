@@ -59,7 +59,7 @@ def test_a_run_that_ends_at_any_moment_resumes_exactly(
     whole, _ = alone(data=Resumable, **options)
     fit(data=Resumable, output_dir="resumed", crash=moment, **options)
     if moment[0] != "finish":
-        expected = files.newest(directory("resumed"))
+        expected = files.newest_path(directory("resumed"))
         capsys.readouterr()
         fit(data=Resumable, output_dir="resumed", **options)
         lines = capsys.readouterr().out.splitlines()

@@ -48,12 +48,17 @@ def file_size_limit(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+def chosen(directory: Path) -> Path:
+    """The checkpoint from which a run resumes."""
+    return files.newest_verified([path for _, path in files.numbered(directory)])[0]
+
+
 def test_a_name_holds_number_step_and_checksum(tmp_path: Path) -> None:
     first, second = write(tmp_path, 3), write(tmp_path, 6)
     assert re.fullmatch(r"000001-step000003-[0-9a-f]{16}\.ckpt", first.name)
     assert second.name.startswith("000002-step000006-")
     assert files.numbered(tmp_path) == [(2, second), (1, first)]
-    assert files.newest(tmp_path) == second
+    assert chosen(tmp_path) == second
     content = files.read(second)
     assert torch.equal(content["weights"], state(6)["weights"])
     assert content["position"]["step"] == 6 and content["best_weights"] is None
@@ -64,7 +69,7 @@ def test_a_damaged_file_falls_back_to_the_checkpoint_before(
 ) -> None:
     before, newest = write(tmp_path, 3), write(tmp_path, 6)
     damage(newest)
-    assert files.newest(tmp_path) == before
+    assert chosen(tmp_path) == before
     assert str(newest) in capsys.readouterr().err
 
 
@@ -72,17 +77,17 @@ def test_an_interrupted_write_is_no_checkpoint(tmp_path: Path) -> None:
     before = write(tmp_path, 3)
     left = tmp_path / ".000002-step000006.ckpt"
     left.write_bytes(before.read_bytes()[:100])
-    assert files.newest(tmp_path) == before
+    assert chosen(tmp_path) == before
     files.remove_temporary(tmp_path)
     assert not left.exists() and before.exists()
 
 
 def test_a_folder_of_damaged_checkpoints_is_an_error(tmp_path: Path) -> None:
-    assert files.newest(tmp_path) is None
+    assert files.newest_path(tmp_path) is None
     for step in (3, 6):
         damage(write(tmp_path, step))
     with pytest.raises(UserError, match=r"none of the 2 .*damaged.*--resume never"):
-        files.newest(tmp_path)
+        chosen(tmp_path)
 
 
 def test_a_checkpoint_is_whole_only_with_the_files_that_it_names(tmp_path: Path) -> None:
@@ -153,7 +158,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path: Path) -> None:
         files.write(tmp_path, Position(step=7), {"weights": torch.zeros(1_000_000)})
     assert str(kept) in error.value.problem and "--resume auto" in error.value.hint
     assert "\n" not in str(error.value)
-    assert files.newest(tmp_path) == kept
+    assert chosen(tmp_path) == kept
     assert not list(tmp_path.glob(".*.ckpt"))
 
 

@@ -34,7 +34,7 @@ def position() -> dict[str, Any]:
 
 def test_a_killed_longer_run_is_not_complete(fit) -> None:
     fit(data=Resumable)
-    path = str(files.newest(directory()))
+    path = str(files.newest_path(directory()))
     longer = {"data": Resumable, "epochs": 6, "checkpoint_steps": 1}
     fit(**longer, resume=path, crash=("on_train_batch_end", 3))
     assert ORDINARY < position()["step"] < 6 * BATCHES and not position()["complete"]
@@ -115,7 +115,7 @@ def test_a_stop_at_the_start_prints_a_command_that_starts_again(
 ) -> None:
     """A run that resumes from another folder has no checkpoint of its own yet."""
     fit(data=Resumable, crash=("before_batch", 12), checkpoint_steps=1)
-    path = str(files.newest(directory()))
+    path = str(files.newest_path(directory()))
     monkeypatch.setattr(signals._state, "requested", "SIGTERM")
     try:
         with pytest.raises(ending.Stopped):

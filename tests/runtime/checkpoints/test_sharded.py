@@ -4,6 +4,7 @@ A few runs show all of it. Kills and stops in numbers: benchmarks/stress.py --st
 """
 
 import csv
+import re
 import shutil
 from functools import partial
 from pathlib import Path
@@ -85,6 +86,7 @@ def test_fsdp_has_the_numbers_of_ddp_and_a_shard_on_each_rank(
 ) -> None:
     assert losses(fsdp) == pytest.approx(losses(ddp), abs=1e-5)
     assert len(losses(ddp)) == STEPS
+    assert re.search(r"^checkpoint: .*\.ckpt, 2 shards$", fsdp[0]["log"], re.M)
     assert gap(weights(words, "fsdp"), weights(words, "ddp")) < 1e-4
     for rank, record in enumerate(fsdp):
         assert record["elements"] == ddp[0]["held"]
@@ -121,12 +123,12 @@ def test_four_ranks_two_replicas_and_one_process_continue_one_run(words: Path) -
 def test_fsdp_continues_a_run_of_ddp_with_its_best_weights(words: Path, ddp: Records) -> None:
     go(words, "crashed", 2, "ddp", {"crash_at": CRASH})
     directory = words.parent / "crashed/outputs/checkpoints"
-    before = files.read(files.newest(directory) or Path())
+    before = files.read(files.newest_path(directory) or Path())
     assert before["best_weights"] is not None
     records = go(words, "crashed", 2, "fsdp", checkpoint_steps=1)
     assert min(map(int, losses(records))) == CRASH + 1
     assert gap(weights(words, "crashed"), weights(words, "ddp")) < 1e-5
-    after = files.newest(directory)
+    after = files.newest_path(directory)
     assert after
     state = files.read(after)
     assert gap(state["state_dict"], state["best_weights"]) > 0

@@ -40,7 +40,7 @@ def test_a_signal_saves_and_ends_with_status_143(tmp_path: Path, number: signal.
         rf"stopped by {number.name} at step (\d+) of \d+; start the same command .* to resume", last
     )
     assert said, last
-    path = checkpoint_files.newest(Path("outputs/checkpoints"))
+    path = checkpoint_files.newest_path(Path("outputs/checkpoints"))
     assert path and f"-step{int(said[1]):06d}-" in path.name
 
 

@@ -13,7 +13,7 @@ from smlightning.errors import UserError
 
 
 def newest_name() -> str:
-    path = files.newest(directory())
+    path = files.newest_path(directory())
     assert path
     return path.name
 

@@ -114,11 +114,11 @@ def test_a_resume_with_another_kind_of_loader_is_an_error(fit: Fit) -> None:
 def test_another_number_of_ranks_workers_or_loaders_is_an_error() -> None:
     then = loaders.states_of_ranks([begun()], 1)
     counted = Stream(Counted(), 1, 0)
-    loaders.check_states(then, counted, 0, 1)
+    loaders.check_states(then, [counted], 1)
     other = SimpleNamespace(loader=Counted(), num_workers=2, batch_size=SIZE)
-    for states, another, number, world_size in (
-        (then, counted, 0, 2), (then, other, 0, 1), (then, counted, 1, 1), ([], counted, 0, 1),
+    for states, found, world_size in (
+        (then, [counted], 2), (then, [other], 1), (then, [counted, counted], 1), ([], [counted], 1),
     ):  # fmt: skip
         with pytest.raises(UserError) as refused:
-            loaders.check_states(states, another, number, world_size)
+            loaders.check_states(states, found, world_size)  # type: ignore[arg-type]
         assert "--resume never" in refused.value.hint

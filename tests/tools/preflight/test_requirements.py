@@ -224,7 +224,7 @@ def test_a_wheel_of_src_has_the_hash_of_its_line(project: Project, simple: str) 
 def test_an_import_that_nobody_provides_is_an_error(project: Project) -> None:
     (project.src / "models").mkdir()
     (project.src / "models" / "__init__.py").touch()
-    (project.src / "data.py").write_text("import json, models.small\nimport torch.nn\n")
+    (project.src / "data.py").write_text("import json, models.small, PIL\nimport torch.nn\n")
     (project.src / "train.py").write_text(
         "import data\nfrom rich import print\nfrom . import models\n"
         "try:\n    import apex\nexcept ImportError:\n    apex = None\n"
@@ -243,16 +243,16 @@ def test_a_module_whose_package_may_be_one_that_is_not_installed_here_is_no_erro
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in the GitHub workflow: of the lock's packages, only what preflight needs is installed."""
-    (project.src / "data.py").write_text("import boto3, pytorch_lightning, PIL, wandb\n")
-    lock = ["pillow==12.3.0", "pytorch-lightning==2.6.5"]
+    (project.src / "data.py").write_text("import boto3, pytorch_lightning, yaml, wandb\n")
+    lock = ["pyyaml==6.0.3", "pytorch-lightning==2.6.5"]
     project.requirements.write_text("".join(f"{pin} --hash=sha256:{'0' * 64}\n" for pin in lock))
     monkeypatch.setattr(imports, "packages_distributions", lambda: {"boto3": ["boto3"]})
     monkeypatch.setattr(imports, "distributions", lambda: [SimpleNamespace(name="boto3")])
     found = list(imports.imports(JOB, project))
     assert levels(found) == ["skipped", "skipped"]
-    assert "imports PIL" in found[0].problem and "imports wandb" in found[1].problem
+    assert "imports wandb" in found[0].problem and "imports yaml" in found[1].problem
     assert not any("requirements.in" in each.hint for each in found)
-    installed = {"PIL": ["pillow"], "wandb": ["wandb"]}
+    installed = {"yaml": ["PyYAML"], "wandb": ["wandb"]}
     monkeypatch.setattr(imports, "packages_distributions", lambda: installed)
     (found_here,) = imports.imports(JOB, project)
     assert found_here.level == "error" and "name wandb in" in found_here.hint

@@ -49,4 +49,4 @@ def test_batches_without_columns_have_a_digest_and_no_samples(recorder: SimpleNa
     sparse = [torch.eye(2).to_sparse()]
     batches, samples = note(recorder, ["one", "other"], ["one", "another"], sparse)
     assert len({digest for digest, _ in batches}) == 3
-    assert [size for _, size in batches] == [0, 0, 0] and not samples
+    assert [size for _, size in batches] == [0, 0, 2] and not samples

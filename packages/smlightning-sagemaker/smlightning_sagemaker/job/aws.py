@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from smlightning.errors import UserError
+from smlightning.errors import LESS_SHARED_MEMORY, MORE_MEMORY, UserError
 
 TRANSIENT = (
     r"Throttl|TooManyRequests|RequestLimitExceeded|SlowDown"
@@ -229,12 +229,10 @@ HINTS = {
         "the account's quota is used up: ask for more in the Service Quotas console, or stop jobs"
     ),
     r"(?i)out of memory|OutOfMemory|Cannot allocate memory|exit code:? (137|-9)\b": (
-        "memory did not suffice: lower batch_size and raise accumulate_grad_batches, which keeps "
-        "the global batch; or take instances with more memory"
+        f"memory did not suffice: {MORE_MEMORY}"
     ),
     r"(?i)bus error|shared memory|/dev/shm": (
-        "the container's /dev/shm was full, and SageMaker has no setting for it: lower "
-        "num_workers or prefetching, or pass less through the loader's workers"
+        f"the container's /dev/shm was full: {LESS_SHARED_MEMORY}"
     ),
     r"^ResourceInUse": (
         "an earlier attempt may have sent it: look for it with smlightning list, before you send "

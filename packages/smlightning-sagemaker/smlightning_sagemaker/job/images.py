@@ -8,6 +8,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from packaging.utils import canonicalize_name
+
 from smlightning.cluster.location import SHARDING_NEEDS
 from smlightning.errors import UserError
 from smlightning_sagemaker.job import aws, instances, launchers
@@ -115,6 +117,39 @@ _IN_2_13 = dict(
     nvidia-nvjitlink==13.0.88 nvidia-nvshmem-cu13==3.4.5 nvidia-nvtx==13.0.85
     """.split()  # noqa: SIM905
 )
+# Package → module of what images have, next to the packages of a profile. The versions are not
+# known; an image without SMDDP or mpirun lacks the module of it.
+MODULES = {
+    "boto3": "boto3",
+    "botocore": "botocore",
+    "flash-attn": "flash_attn",
+    "mpi4py": "mpi4py",
+    "numpy": "numpy",
+    "pillow": "PIL",
+    "pip": "pip",
+    "sagemaker-pytorch-training": "sagemaker_pytorch_container",
+    "sagemaker-training": "sagemaker_training",
+    "setuptools": "setuptools",
+    "smdistributed-dataparallel": "smdistributed",
+    "torch": "torch",
+    "torchaudio": "torchaudio",
+    "torchvision": "torchvision",
+    "transformer-engine": "transformer_engine",
+    "triton": "triton",
+    "wheel": "wheel",
+}
+# Packages that images have built for their CUDA, NCCL, EFA and SMDDP. The libraries of CUDA are
+# those that torch requires; others of NVIDIA's packages, as nvidia-ml-py, replace nothing.
+CUDA_VERSION = re.compile(r"-cu\d+$")
+OWN_BUILDS = {
+    *("torch", "torchvision", "torchaudio", "triton", "pytorch-triton"),
+    *(CUDA_VERSION.sub("", name) for name in _IN_2_13 if name.startswith("nvidia-")),
+}
+
+
+def is_own_build(package: str) -> bool:
+    """Whether images have their own build of the package, which pip would replace with PyPI's."""
+    return CUDA_VERSION.sub("", canonicalize_name(package)) in OWN_BUILDS
 
 
 # https://aws.github.io/deep-learning-containers/reference/available_images/, as of November 2026.

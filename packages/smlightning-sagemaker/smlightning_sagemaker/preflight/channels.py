@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from smlightning.data.channel import CHANNEL
 from smlightning.options import declared_options
 from smlightning_sagemaker.findings import Finding, error, hint_for_unknown_name, warning
 from smlightning_sagemaker.job import aws, images
@@ -32,7 +33,7 @@ def unread(job: Job, request: dict[str, Any], project: Project) -> Iterator[Find
         folder, variable = f"{paths.CHANNELS}{name}", f"SM_CHANNEL_{name.upper()}"
         by_path = any(f"{text}/".startswith(f"{folder}/") for text in texts.values())
         by_name = name in texts.values() and "SM_CHANNEL_" in code
-        by_dataset = name == paths.DATASET == texts.get("dataset")
+        by_dataset = name == CHANNEL == texts.get("dataset")
         if not (by_path or by_name or by_dataset or variable in code):
             problem = "no option reads it, and every host would download it"
             hint = 'name it training and set hyperparameters.dataset = "training", give an option '
@@ -48,7 +49,7 @@ def missing(job: Job, request: dict[str, Any], project: Project) -> Iterator[Fin
     found = names(request)
     for option, value in texts_of_options(job, project).items():
         key, channel = f"hyperparameters.{option}", paths.channel_of(option, value)
-        if option == "model_name" and value in {*found, paths.DATASET}:
+        if option == "model_name" and value in {*found, CHANNEL}:
             problem = f'"{value}" is the name of a channel, and {option} reads a folder'
             yield error(key, problem, f'write "{paths.CHANNELS}{value}"')
         elif channel and channel not in found:

@@ -13,14 +13,6 @@ from smlightning_sagemaker.job.job import Job
 from smlightning_sagemaker.preflight import requirements
 from smlightning_sagemaker.project import Project
 
-# Modules of AWS's images that no package index has in this form.
-MODULES_OF_THE_IMAGE = frozenset(
-    """
-    torch torchvision torchaudio triton flash_attn transformer_engine smdistributed mpi4py
-    boto3 botocore sagemaker_training sagemaker_pytorch_container
-    """.split()  # noqa: SIM905
-)
-
 
 def imports(job: Job, project: Project) -> Iterator[Finding]:
     """Files that are not Python; modules that neither the lock nor the image has.
@@ -41,7 +33,7 @@ def imports(job: Job, project: Project) -> Iterator[Finding]:
         return
     locked = requirements.names(job, project)
     listed = {*locked, *requirements.packages_of(job)}
-    known = {*sys.stdlib_module_names, *MODULES_OF_THE_IMAGE}
+    known = {*sys.stdlib_module_names, *images.MODULES.values()}
     known |= {path.relative_to(project.src).parts[0].removesuffix(".py") for path in files}
     providers = packages_distributions()
     # Any of them may provide a module of another name, as pillow does PIL.

@@ -3,7 +3,12 @@
 from collections.abc import Iterator
 from typing import Any
 
-from smlightning.cluster.location import SMDDP_INSTANCES, runs_smddp
+from smlightning.cluster.location import (
+    SMDDP_INSTANCES,
+    ClusterError,
+    check_shard_size,
+    runs_smddp,
+)
 from smlightning_sagemaker.findings import Finding, error, skipped, warning
 from smlightning_sagemaker.job import images, instances, launchers
 from smlightning_sagemaker.job.job import Job
@@ -71,17 +76,18 @@ def processes(job: Job, request: dict[str, Any], project: Project) -> Iterator[F
 
 
 def shards(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
-    """``--shard_size`` divides the number of processes (smlightning/cluster/sharding.py)."""
+    """``--shard_size`` divides the number of processes."""
     size, gpus = job.hyperparameters.get("shard_size", 0), instances.gpus(job.instance_type)
     is_sharded = job.hyperparameters.get("strategy") == "fsdp" and isinstance(size, int)
     if not is_sharded or gpus is None or launchers.launcher(job) == "none":
         return
     count = job.instance_count * max(gpus, 1)
-    fitting = [number for number in range(2, count + 1) if count % number == 0]
-    if size > 0 and fitting and size not in fitting:
-        problem = f"found {size}; expected a divisor of the {count} processes, above 1"
-        hint = f"set it to one of {', '.join(map(str, fitting))}, or to 0 for all"
-        yield error("hyperparameters.shard_size", problem, hint)
+    if count == 1 or size < 0:  # one process shards nothing; options.py rejects the other
+        return
+    try:
+        check_shard_size(size, count)
+    except ClusterError as failure:
+        yield error("hyperparameters.shard_size", failure.problem, failure.hint)
 
 
 def hidden_gpus(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:

@@ -4,10 +4,10 @@ import os
 import re
 
 from smlightning import hub
+from smlightning.data.channel import CHANNEL
 from smlightning_sagemaker.project import Project
 
 CHANNELS = "/opt/ml/input/data/"  # where the container finds them
-DATASET = "training"  # the channel that --dataset names (data/sources.py, CHANNEL)
 DATA_FILE = re.compile(
     r".*\.(csv|tsv|jsonl|parquet|arrow|npy|npz|h5|zip|gz|ckpt|pth?|safetensors)", re.I
 )
@@ -49,8 +49,8 @@ def is_file(text: str) -> bool:
 
 def channel_of(option: str, text: str) -> str:
     """The channel that an option with this value reads; empty for none."""
-    if option == "dataset" and text == DATASET:
-        return DATASET
+    if option == "dataset" and text == CHANNEL:
+        return text
     if text.startswith(CHANNELS):
         return text.removeprefix(CHANNELS).split("/")[0]
     return ""

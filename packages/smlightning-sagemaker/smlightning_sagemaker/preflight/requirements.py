@@ -23,18 +23,6 @@ from smlightning_sagemaker.job.job import Job
 from smlightning_sagemaker.job.requirements_file import INCLUDES, lines, requirement_of
 from smlightning_sagemaker.project import Project
 
-# Packages that the image has built for its CUDA, NCCL, EFA and SMDDP; pip would install PyPI's
-# build. The libraries of CUDA are those that torch requires; others of NVIDIA's packages, as
-# nvidia-ml-py or nvidia-dali-cuda120, replace nothing.
-CUDA_LIBRARIES = """
-cublas cuda-cupti cuda-nvrtc cuda-runtime cudnn cufft cufile curand cusolver cusparse cusparselt
-nccl nvjitlink nvshmem nvtx
-""".split()  # noqa: SIM905
-OF_THE_IMAGE = re.compile(
-    rf"(torch|torchvision|torchaudio|triton|pytorch-triton|nvidia-({'|'.join(CUDA_LIBRARIES)})"
-    r"(-cu\d+)?)$",
-    re.I,
-)
 PLATFORM = "x86_64-manylinux_2_28"  # below the glibc of all of AWS's images
 
 # Variables of [environment] that the container's pip reads, and uv's option for the same.
@@ -141,8 +129,7 @@ def torch_of_image(job: Job) -> str:
 def replacing(job: Job, project: Project) -> Iterator[Finding]:
     """Lines of requirements.txt that would replace a package of the image."""
     for line, found in wanted(job, project.requirements):
-        is_known = OF_THE_IMAGE.match(canonicalize_name(found.name))
-        if is_known and not satisfied(found, packages_of(job)):
+        if images.is_own_build(found.name) and not satisfied(found, packages_of(job)):
             problem = f'"{line}" would replace {torch_of_image(job)}'
             yield error(key_of(project), problem, "remove that line: the image has it")
 
@@ -186,12 +173,11 @@ def resolved(job: Job, project: Project, *, offline: bool = False) -> Iterator[F
         return
     listed = names(job, project) if is_locked(project) else set()
     for name, version in INSTALLED.findall(ended.stderr):
-        package = canonicalize_name(name)
-        if OF_THE_IMAGE.match(package):
+        if images.is_own_build(name):
             problem = f"{name} {version}, which a package requires, would replace "
             hint = "pin a version that accepts the image's torch"
             yield error(key, problem + torch_of_image(job), hint)
-        elif listed and package not in listed:
+        elif listed and canonicalize_name(name) not in listed:
             problem = f"{name}, which requirements.in or a package requires, is not pinned"
             yield error(key, problem, "run make lock")
 

@@ -13,14 +13,6 @@ from smlightning_sagemaker.job import images
 from smlightning_sagemaker.job.job import Job
 from smlightning_sagemaker.job.requirements_file import INCLUDES, lines, requirement_of
 
-# What AWS's images hold, next to what an image's profile lists.
-OF_IMAGES = frozenset(
-    """
-    torch torchvision torchaudio boto3 mpi4py sagemaker-training sagemaker-pytorch-training
-    flash-attn transformer-engine numpy pillow pip setuptools wheel
-    """.split()  # noqa: SIM905
-)
-
 
 def hidden(job: Job, source: Path) -> tuple[list[str], list[str], str]:
     """Modules and packages of this environment that a host lacks, by name, and a note on them.
@@ -32,7 +24,7 @@ def hidden(job: Job, source: Path) -> tuple[list[str], list[str], str]:
     profile = images.profile(job)
     if profile is None:
         return [], [], "no package is hidden from the hosts: the image is not AWS's"
-    listed = [Requirement(name) for name in {*OF_IMAGES, *profile.packages}]
+    listed = [Requirement(name) for name in {*images.MODULES, *profile.packages}]
     for line in lines(source / "requirements.txt"):
         requirement = requirement_of(line)
         if requirement:

@@ -5,13 +5,13 @@ Other variables stay. USE_GPUS=1 lets tests see the GPUs.
 
 import os
 from collections.abc import Mapping
+from dataclasses import astuple
+
+from smlightning.cluster.location import LAUNCHERS
 
 # Variables of launchers and of a job's request.
 OF_A_JOB = frozenset(
-    """
-    RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT
-    MLFLOW_TRACKING_URI
-    """.split()  # noqa: SIM905
+    [*astuple(LAUNCHERS["torchrun"]), "MASTER_ADDR", "MASTER_PORT", "MLFLOW_TRACKING_URI"]
 )
 OF_A_JOB_PREFIXES = ("SM_", "OMPI_", "SLURM_", "SMDATAPARALLEL_", "TORCHELASTIC_")
 

@@ -6,7 +6,6 @@ import re
 import signal
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,10 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
+from smlightning.checkpoints import files
 from smlightning.data.exact import resumes_exactly
 from smlightning.reports import curves
-from smlightning.tensors import digest, leaves
+from smlightning.tensors import digest, samples
 from smlightning.training.loaders import Loaders, all_loaders
 from smlightning.training.seeds import StepSeed
 from smlightning_sagemaker.testing import owner
@@ -118,10 +118,9 @@ def result_files() -> dict[str, int]:
 
 def newest_step() -> int:
     """The step of the newest checkpoint; 0 for none."""
-    steps = [0]
-    for path in Path("outputs/checkpoints").glob("[0-9]*"):
-        steps += map(int, re.findall(r"-step(\d+)-", path.name))
-    return max(steps)
+    path = files.newest_path(Path("outputs/checkpoints"))
+    match = files.NAME.fullmatch(path.name) if path else None
+    return int(match[2]) if match else 0
 
 
 def digests(tensors: dict[str, Any]) -> dict[str, Any]:
@@ -145,19 +144,19 @@ def predict(write: Write) -> None:
 
 
 class Collect(pl.LightningModule):
-    """A model that trains nothing, and records its samples."""
+    """A model that trains nothing, and records digests of its samples."""
 
     def __init__(self) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(()))
-        self.seen: dict[str, list[str]] = {"train": [], "val": []}
+        self.seen: dict[str, list[int]] = {"train": [], "val": []}
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        self.seen["train"] += samples(batch)
+        self.seen["train"] += map(digest, samples(batch))
         return self.weight * 0
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.seen["val"] += samples(batch)
+        self.seen["val"] += map(digest, samples(batch))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), 0.0)
@@ -189,14 +188,3 @@ def iterate(write: Write, options: dict[str, Any]) -> None:
         )
         trainer.fit(model, datamodule=data)
     write(model.seen)
-
-
-def samples(batch: Any) -> list[str]:
-    """A digest of each sample: of its part of every tensor that is as long as the batch."""
-    tensors = [item for item in leaves(batch) if isinstance(item, torch.Tensor)]
-    sizes = Counter(len(tensor) for tensor in tensors if tensor.dim())
-    if not sizes:
-        return []
-    ((size, _),) = sizes.most_common(1)
-    columns = [tensor for tensor in tensors if tensor.dim() and len(tensor) == size]
-    return [" ".join(str(digest(column[i])) for column in columns) for i in range(size)]

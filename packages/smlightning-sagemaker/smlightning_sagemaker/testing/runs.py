@@ -25,7 +25,7 @@ def train(
     return run_ranks(body, folder, world_size, KILLED if kill_at else 0)
 
 
-def loaders(folder: Path, options: dict[str, Any], world_size: int) -> dict[str, Counter[str]]:
+def loaders(folder: Path, options: dict[str, Any], world_size: int) -> dict[str, Counter[int]]:
     """Digests of the samples of all ranks in one epoch of `data.Data`, by split.
 
     If there is an option `batch_size`, it is 1: padding would change the digests.

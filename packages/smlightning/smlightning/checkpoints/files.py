@@ -26,7 +26,7 @@ from smlightning.cluster import shards
 from smlightning.errors import UserError
 from smlightning.files import atomic_write, digest
 
-NAME = re.compile(r"(\d{6,})-step\d+-[0-9a-f]{16}\.ckpt")
+NAME = re.compile(r"(\d{6,})-step(\d+)-[0-9a-f]{16}\.ckpt")  # number and step
 SHARD_NAME = re.compile(r"((\d{6,})-(?:best-)?)\d{5}-of-\d{5}-[0-9a-f]{16}\.shard")
 KEEP = 3  # S3's copy follows additions and deletions in any order: the newest few must be there
 TEMPORARY = (".*.ckpt", ".*.shard")  # being written, or left by a process that was killed
@@ -197,12 +197,12 @@ def mark_of(path: Path) -> str:
 # Reading
 
 
-def read(path: Path, divided: bool = False, with_best: bool = True) -> dict[str, Any]:
+def read(path: Path, sharded: bool = False, with_best: bool = True) -> dict[str, Any]:
     """The content of a checkpoint and of the files next to it, mapped into memory.
 
     Args:
         path: a checkpoint that `verified` accepts.
-        divided: leave tensors that are divided among shards in their plain form.
+        sharded: leave sharded tensors in their plain form.
         with_best: read the best weights.
 
     Returns:
@@ -216,7 +216,7 @@ def read(path: Path, divided: bool = False, with_best: bool = True) -> dict[str,
         best = [torch_files.load(path.with_name(name)) for name in names["best"]]
         weights = best[0]["weights"]
         state["best_weights"] = shards.join(weights, [one["shard"] for one in best])
-    return state if divided else shards.whole(state)
+    return state if sharded else shards.whole(state)
 
 
 def verified(path: Path, with_best: bool = True) -> dict[str, Any]:
@@ -295,12 +295,6 @@ def next_number(directory: Path) -> int:
 def newest_path(directory: Path) -> Path | None:
     """The newest checkpoint, which may be damaged."""
     return next((path for _, path in numbered(directory)), None)
-
-
-def newest(directory: Path) -> Path | None:
-    """The newest undamaged checkpoint; None if there is no checkpoint at all."""
-    paths = [path for _, path in numbered(directory)]
-    return newest_verified(paths)[0] if paths else None
 
 
 def newest_verified(paths: Sequence[Path]) -> tuple[Path, dict[str, Any], bool]:

@@ -37,10 +37,10 @@ class CheckpointPlugin(CheckpointIO):
     ) -> dict[str, Any]:
         """Called on every rank."""
         if files.NAME.fullmatch(Path(path).name):
-            divided = self.writer.is_sharded
-            state = files.read(Path(path), divided, self.with_best and self.writer.keeps_best)
+            is_sharded = self.writer.is_sharded
+            state = files.read(Path(path), is_sharded, self.with_best and self.writer.keeps_best)
             # Else the optimizer would keep the mapped file.
-            if session.current_cluster().device == "cpu" and not divided:
+            if session.current_cluster().device == "cpu" and not is_sharded:
                 state["optimizer_states"] = snapshot(state.get("optimizer_states", []), {})
             return state
         given = {} if map_location is None else {"map_location": map_location}

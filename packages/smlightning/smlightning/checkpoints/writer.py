@@ -16,7 +16,6 @@ from smlightning.checkpoints.position import Position
 from smlightning.cluster import exchange, session, shards
 from smlightning.cluster.shards import snapshot
 from smlightning.cluster.store import RankStore
-from smlightning.files import checkpoint_line
 
 KEPT_KEY = "checkpoint/kept"  # the newest number, and which files are still needed
 
@@ -85,7 +84,7 @@ class CheckpointWriter:
 
     @property
     def best_weights(self) -> Mapping[str, Any] | None:
-        """The best weights so far, in main memory; of divided ones this rank's shard."""
+        """The best weights so far, in main memory; of sharded ones this rank's shard."""
         if self._best is None:
             return None
         weights: Mapping[str, Any] = shards.join(self._best.weights, [self._best.shard])
@@ -217,8 +216,9 @@ class CheckpointWriter:
             every = {kind: [own[kind] for own in written if own[kind]] for kind in kinds}
             path = files.write(self.directory, copy.position, copy.state, every, number)
             self.written = copy.position
-            # One write: the thread that trains prints, too.
-            print(checkpoint_line(path, len(every["shards"])) + "\n", end="", flush=True)
+            count = len(every["shards"])
+            line = f"checkpoint: {path}, {count} shards" if count else f"checkpoint: {path}"
+            print(f"{line}\n", end="", flush=True)  # one write: the thread that trains prints, too
             kept = files.prune(self.directory)
             if self.is_sharded:
                 self._store.set(KEPT_KEY, [kept[0], sorted(kept[1])])

@@ -9,7 +9,7 @@
 - `sharding`: FSDP2 as Lightning's strategy: ``ShardedStrategy``, ``gather_weights``.
 - `fsdp2`: the calls of FSDP2, which need torch 2.6: ``shard``, ``gather``.
 - `blocks`: the modules of a network that it gathers one by one: ``networks``, ``blocks``.
-- `shards`: states with tensors that are divided among the ranks: ``split``, ``join``.
+- `shards`: states with tensors that are sharded among the ranks: ``split``, ``join``.
 - `smddp`: DDP with SageMaker's data parallel library: ``SmddpStrategy``.
 - `collectives`: reductions over the ranks: ``all_sum``, ``any_rank``, ``sum_over_ranks``.
 - `signals`: stops a run in order: ``install``, ``defer``. It needs no torch.

@@ -10,8 +10,8 @@ from torch import Tensor
 from smlightning.cluster import exchange
 from smlightning.cluster.session import current_cluster
 
-# Types that NCCL does not know (ProcessGroupNCCL, ``ncclDataType``), and the ones to sum instead.
 CHUNK = 2**22  # characters that a rank sends to rank 0 at once
+# Types that NCCL does not know (ProcessGroupNCCL, ``ncclDataType``), and the ones to sum instead.
 WIDER = {torch.int16: torch.int32, torch.uint16: torch.int32}
 
 

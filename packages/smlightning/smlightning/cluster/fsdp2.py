@@ -16,7 +16,7 @@ from smlightning.cluster.blocks import blocks, networks
 
 
 def is_sharded(module: nn.Module) -> bool:
-    """Whether `shard` has divided this module."""
+    """Whether `shard` has sharded this module."""
     return any(isinstance(part, FSDPModule) for part in module.modules())
 
 
@@ -39,7 +39,7 @@ def shard(module: nn.Module, mesh: Any, device: torch.device, bf16: bool = False
 
 
 def send_parameters(module: nn.Module, device: torch.device) -> None:
-    """Give every rank rank 0's parameters, except those that are divided. Collective."""
+    """Give every rank rank 0's parameters, except those that are sharded. Collective."""
     sent: dict[nn.Parameter, nn.Parameter] = {}  # a tied one is sent once
     for part in module.modules():
         for name, parameter in list(part.named_parameters(recurse=False)):

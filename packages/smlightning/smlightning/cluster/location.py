@@ -172,6 +172,17 @@ def locate(env: Mapping[str, str], machine: Machine) -> Cluster:
     )
 
 
+def check_shard_size(shard_size: int, world_size: int) -> None:
+    """Raise a ClusterError if no groups of that size hold all ranks; 0: the ranks are one group."""
+    fitting = [size for size in range(2, world_size + 1) if world_size % size == 0]
+    if shard_size and shard_size not in fitting:
+        sizes = ", ".join(map(str, fitting))
+        raise ClusterError(
+            f"--shard_size is {shard_size}; expected a divisor of the {world_size} ranks, above 1",
+            f"set it to one of {sizes}, or to 0 for all ranks; or set --strategy to ddp",
+        )
+
+
 def _launcher(env: Mapping[str, str]) -> str:
     if "TORCHELASTIC_RUN_ID" in env:
         return "torchrun"

@@ -18,8 +18,8 @@ from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.strategies import ModelParallelStrategy, Strategy
 from pytorch_lightning.utilities.model_helpers import is_overridden
 
-from smlightning.cluster.location import SHARDING_NEEDS, Cluster, ClusterError
-from smlightning.cluster.shards import divided_like, has_shape, weights_like
+from smlightning.cluster.location import SHARDING_NEEDS, Cluster, ClusterError, check_shard_size
+from smlightning.cluster.shards import has_shape, sharded_like, weights_like
 from smlightning.cluster.strategies import ConnectsRanks, LauncherEnvironment
 from smlightning.errors import UserError
 
@@ -27,7 +27,7 @@ from smlightning.errors import UserError
 class ShardedStrategy(ConnectsRanks, ModelParallelStrategy):
     """Fully sharded data parallel over NCCL or gloo, with an all-reduce verified before training.
 
-    Unlike Lightning's, it divides the network itself, every rank gives its shard to the
+    Unlike Lightning's, it shards the network itself, every rank gives its shard to the
     CheckpointIO, and a checkpoint may hold whole tensors or the shards of any number of ranks.
 
     Args:
@@ -53,7 +53,7 @@ class ShardedStrategy(ConnectsRanks, ModelParallelStrategy):
                 "--strategy fsdp creates process groups, which SMDDP does not support",
                 "set distribution to torch_distributed or pytorchddp, or --strategy to ddp",
             )
-        _check_shard_size(shard_size, cluster.world_size)
+        check_shard_size(shard_size, cluster.world_size)
         super().__init__(
             data_parallel_size=cluster.world_size,
             tensor_parallel_size=1,
@@ -78,11 +78,11 @@ class ShardedStrategy(ConnectsRanks, ModelParallelStrategy):
         module: Any = self.lightning_module
         if not is_overridden("configure_model", module):  # Lightning expects `fully_shard` there
             module.configure_model = lambda: None
-        self._divide(trainer)
+        self._shard(trainer)
         super().setup(trainer)
 
-    def _divide(self, trainer: Trainer) -> None:
-        """Divide the network that `configure_model` has built, once."""
+    def _shard(self, trainer: Trainer) -> None:
+        """Shard the network that `configure_model` has built, once."""
         from smlightning.cluster import fsdp2
 
         module = self.lightning_module
@@ -102,8 +102,8 @@ class ShardedStrategy(ConnectsRanks, ModelParallelStrategy):
         fsdp2.reshard(self.lightning_module)
 
     def _mesh(self) -> Any:
-        """The ranks that divide the state, or (replicas, ranks that divide one), as `fully_shard`
-        takes it: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html.
+        """The ranks that hold the shards, or (replicas, ranks that hold shards of one), as
+        `fully_shard` takes it: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html.
         """
         if self.shard_size == self.world_size:
             return self.device_mesh["data_parallel"]
@@ -125,10 +125,10 @@ class ShardedStrategy(ConnectsRanks, ModelParallelStrategy):
         return self.checkpoint_io.load_checkpoint(checkpoint_path, weights_only=weights_only)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Weights that are whole or divided (shards.py): takes this rank's rows."""
+        """Weights that are whole or sharded (shards.py): takes this rank's rows."""
         module = self.lightning_module
         assert module is not None
-        self._divide(module.trainer)
+        self._shard(module.trainer)
         weights = weights_like(checkpoint["state_dict"], module.state_dict())
         module.load_state_dict(weights, strict=strict)
 
@@ -148,20 +148,9 @@ class ShardedStrategy(ConnectsRanks, ModelParallelStrategy):
 def _optimizer_state_like(state: Mapping[str, Any], parameter: Any) -> dict[str, Any]:
     """One parameter's state; values of other shapes, such as the step, are on every rank."""
     return {
-        name: divided_like(value, parameter if has_shape(value, parameter.shape) else None)
+        name: sharded_like(value, parameter if has_shape(value, parameter.shape) else None)
         for name, value in state.items()
     }
-
-
-def _check_shard_size(shard_size: int, world_size: int) -> None:
-    """Raise a ClusterError if the ranks cannot be divided into groups of that size."""
-    fitting = [size for size in range(2, world_size + 1) if world_size % size == 0]
-    if shard_size and shard_size not in fitting:
-        sizes = ", ".join(map(str, fitting))
-        raise ClusterError(
-            f"--shard_size is {shard_size}; expected a divisor of the {world_size} ranks, above 1",
-            f"set it to one of {sizes}, or to 0 for all ranks; or set --strategy to ddp",
-        )
 
 
 def _check_module(module: LightningModule) -> None:

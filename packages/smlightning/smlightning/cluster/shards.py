@@ -1,7 +1,7 @@
-"""Copies of a training state, whole or divided among the ranks by FSDP2.
+"""Copies of a training state, whole or sharded among the ranks by FSDP2.
 
 FSDP2 divides each tensor by its first dimension: a rank has a range of rows, its shard. In a state
-outside the model a divided tensor has one form, plain data: its shape, and the rows that are known,
+outside the model a sharded tensor has one form, plain data: its shape, and the rows that are known,
 by the number of the first one. In a checkpoint it has no rows; each rank's are in a file.
 """
 
@@ -15,7 +15,7 @@ import torch
 from smlightning.errors import UserError
 from smlightning.tensors import transform
 
-SHAPE, ROWS = "shape of a divided tensor", "rows"  # the keys of the plain form
+SHAPE, ROWS = "shape of a divided tensor", "rows"  # keys of the plain form, in checkpoints, too
 Shard = dict[str, dict[int, torch.Tensor]]  # a rank's rows, by the tensor's place in the state
 
 # torch.load(weights_only=True) reads these (torch 2.5.1 and 2.13: _weights_only_unpickler.py).
@@ -75,7 +75,7 @@ def _check_plain(value: Any, place: str) -> None:
 
 
 def split(state: Any) -> tuple[Any, Shard]:
-    """The state with the plain form of each divided tensor, and this rank's rows of them."""
+    """The state with the plain form of each sharded tensor, and this rank's rows of them."""
     shard: Shard = {}
 
     def mark(value: Any, place: str) -> Any:
@@ -88,10 +88,10 @@ def split(state: Any) -> tuple[Any, Shard]:
 
 
 def join(state: Any, shards: Sequence[Shard]) -> Any:
-    """The state with these rows in each divided tensor."""
+    """The state with these rows in each sharded tensor."""
 
     def joined(value: Any, place: str) -> Any:
-        if not is_divided(value):
+        if not is_sharded(value):
             return value
         rows = {first: part for shard in shards for first, part in shard[place].items()}
         return {**value, ROWS: rows}
@@ -101,19 +101,19 @@ def join(state: Any, shards: Sequence[Shard]) -> Any:
 
 def whole(state: Any) -> Any:
     """The state with whole tensors, in main memory."""
-    return transform(state, lambda v, _: rows_of(v, 0, v[SHAPE][0]) if is_divided(v) else v)
+    return transform(state, lambda v, _: rows_of(v, 0, v[SHAPE][0]) if is_sharded(v) else v)
 
 
-def is_divided(value: Any) -> bool:
-    """Whether it is the plain form of a divided tensor."""
+def is_sharded(value: Any) -> bool:
+    """Whether it is the plain form of a sharded tensor."""
     return isinstance(value, Mapping) and SHAPE in value
 
 
-def rows_of(divided: Mapping[str, Any], start: int, stop: int) -> torch.Tensor:
+def rows_of(sharded: Mapping[str, Any], start: int, stop: int) -> torch.Tensor:
     """A copy of these rows."""
-    parts: dict[int, torch.Tensor] = divided[ROWS]
+    parts: dict[int, torch.Tensor] = sharded[ROWS]
     dtype = next(iter(parts.values())).dtype
-    rows = torch.empty((stop - start, *divided[SHAPE][1:]), dtype=dtype)
+    rows = torch.empty((stop - start, *sharded[SHAPE][1:]), dtype=dtype)
     for first, part in parts.items():
         low, high = max(start, first), min(stop, first + len(part))
         if low < high:
@@ -138,33 +138,33 @@ def _first_row(tensor: Any) -> int:
 
 
 def weights_like(weights: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, Any]:
-    """Weights, each divided as the one of the same name in ``present`` is."""
-    return {name: divided_like(value, present.get(name)) for name, value in weights.items()}
+    """Weights, each sharded as the one of the same name in ``present`` is."""
+    return {name: sharded_like(value, present.get(name)) for name, value in weights.items()}
 
 
 def has_shape(value: Any, shape: Sequence[int]) -> bool:
-    """Whether it is a tensor, whole or divided, of this shape."""
-    own = value[SHAPE] if is_divided(value) else getattr(value, "shape", None)
+    """Whether it is a tensor, whole or sharded, of this shape."""
+    own = value[SHAPE] if is_sharded(value) else getattr(value, "shape", None)
     return own is not None and list(own) == list(shape)
 
 
-def divided_like(value: Any, like: Any) -> Any:
-    """``value``, a tensor that is whole or in the plain form, divided as ``like`` is.
+def sharded_like(value: Any, like: Any) -> Any:
+    """``value``, a tensor that is whole or in the plain form, sharded as ``like`` is.
 
     If ``like`` is no DTensor, a whole tensor; if the shapes differ, an empty one, for torch to
     report.
     """
-    if not isinstance(value, torch.Tensor) and not is_divided(value):
+    if not isinstance(value, torch.Tensor) and not is_sharded(value):
         return value
     if not _is_dtensor(like):
-        return whole(value) if is_divided(value) else value.clone()
+        return whole(value) if is_sharded(value) else value.clone()
     if not has_shape(value, like.shape):
-        return torch.empty(value[SHAPE] if is_divided(value) else value.shape, device="meta")
+        return torch.empty(value[SHAPE] if is_sharded(value) else value.shape, device="meta")
     from torch.distributed.tensor import DTensor
 
     start = _first_row(like)
     stop = start + len(like.to_local())
-    rows = rows_of(value, start, stop) if is_divided(value) else value[start:stop].clone()
+    rows = rows_of(value, start, stop) if is_sharded(value) else value[start:stop].clone()
     return DTensor.from_local(
         rows.to(like.device),
         like.device_mesh,

@@ -3,6 +3,7 @@
 The way of a row, in the order of the run:
 
 - `sources`: the files of ``--dataset``, or the hub, read as text: ``find``, ``read``, ``Table``.
+- `channel`: the job's folder for ``--dataset training``: ``CHANNEL``, ``channel_folder``.
 - `splits`: labels as classes, rows held out for missing splits: ``class_names``, ``complete``.
 - `text`: texts as tokens: ``ByteTokenizer``, ``batch`` (a checkpoint's: `smlightning.pretrained`).
 - `prepared`: a folder written once per node: ``building``, ``seal``, ``load``.

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -36,7 +35,7 @@ from torch.utils.data import (
 
 from smlightning.data import rng
 from smlightning.errors import UserError
-from smlightning.tensors import leaves
+from smlightning.tensors import samples_of
 
 LIBRARIES = ("torch", "torchdata", "pytorch_lightning", "lightning_fabric")
 # Their order depends on nothing but the random numbers before it, and on set_epoch.
@@ -667,12 +666,6 @@ class Stream:
         if trained == self.given and self._has_ended():
             return self._state(ended=True)
         return self.states[trained]
-
-
-def samples_of(batch: Any) -> int:
-    """The length of the first tensor in a batch; 0 without one."""
-    tensors = (leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.dim())
-    return len(next(tensors, ()))
 
 
 def resumes_exactly(loader: Any) -> bool:

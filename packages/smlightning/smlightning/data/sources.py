@@ -26,9 +26,9 @@ import pyarrow.parquet as pq
 from datasets.data_files import SPLIT_KEYWORDS
 
 from smlightning import hub
+from smlightning.data.channel import CHANNEL, channel_folder
 from smlightning.errors import UserError, is_disk_full, root_cause
 
-CHANNEL = "training"  # as --dataset: the job's channel with this name
 BUILDERS = {
     ".csv": "csv",
     ".tsv": "csv",
@@ -146,17 +146,6 @@ def find(dataset: str) -> Source:
         expected = f"{', '.join(BUILDERS)}, also with {', '.join(PACKED)}"
         raise UserError(f"--dataset {dataset!r} {problem}", f"unpack or write {expected}")
     return Source(dataset, root, tuple(files))
-
-
-def channel_folder() -> Path:
-    """The folder of the job's channel; UserError outside a job that has one."""
-    channel = os.environ.get("SM_CHANNEL_TRAINING", "")
-    if not channel:
-        raise UserError(
-            "--dataset training reads the job's channel, but SM_CHANNEL_TRAINING is not set",
-            "pass a path; in a job, add training under [channels]",
-        )
-    return Path(channel)
 
 
 def builder_of(file: Path) -> str:

@@ -18,7 +18,7 @@ from smlightning.cluster import collectives
 from smlightning.errors import UserError
 from smlightning.reports import curves
 from smlightning.reports.lines import MetricHistory
-from smlightning.tensors import leaves
+from smlightning.tensors import samples_of
 from smlightning.training import loop as loop_state
 
 
@@ -113,8 +113,7 @@ class ProgressReport(pl.Callback):
             self.interval.loss = self.interval.loss + loss.detach()
             self.interval.losses += 1
         self.interval.batches += 1
-        tensors = (leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.ndim)
-        self.interval.samples += next(map(len, tensors), 1)
+        self.interval.samples += samples_of(batch) or 1
         is_step = (batch_idx + 1) % self.accumulate == 0 or trainer.is_last_batch
         if is_step and (loop_state.steps(trainer) + 1) % self.every == 0:
             self._end_interval(trainer)

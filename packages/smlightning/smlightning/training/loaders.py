@@ -124,12 +124,12 @@ class Loaders:
         return batches, checksum
 
     def _stream(self, trainer: pl.Trainer, loader: Any, before: list[Any]) -> Stream:
+        """A stream with its state of the checkpoint; `begin` rejects a run with another number."""
         saved = None
         if self.resumed and keeps_state(loader) and trainer.train_dataloader is None:
-            number = len(streams(before))
-            states = self.resumed["streams"]
-            check_states(states, loader, number, trainer.world_size)
-            saved = states[trainer.global_rank]["states"][number]
+            number, ranks = len(streams(before)), self.resumed["streams"]
+            if trainer.world_size == len(ranks) and number < len(ranks[0]["states"]):
+                saved = ranks[trainer.global_rank]["states"][number]
         return Stream(loader, self.seed, trainer.global_rank, lambda: start_of(trainer), saved)
 
     # In a checkpoint
@@ -163,7 +163,7 @@ class Loaders:
         if self.resumed is None:
             return
         loaders = all_loaders(trainer.train_dataloader)
-        check_count(self.resumed["streams"], len(streams(loaders)))
+        check_states(self.resumed["streams"], streams(loaders), trainer.world_size)
         reasons = []
         made, reloads = made_in(trainer), getattr(trainer, "reload_dataloaders_every_n_epochs", 0)
         if reloads and made < trainer.current_epoch:
@@ -292,36 +292,34 @@ def _encoded(value: Any) -> bytes:
 
 
 def check_states(
-    states: Sequence[Mapping[str, Any]], loader: Any, number: int, world_size: int
+    states: Sequence[Mapping[str, Any]], loaders: Sequence[Stream], world_size: int
 ) -> None:
-    """Check that a loader can resume: the number of ranks, of workers and the batch size are equal.
+    """Check that streams can resume: as many of them, ranks, workers and rows of a batch as before.
+
+    Not where Lightning asks for them: after an error there it leaves methods of DataLoader replaced
+    (2.6.6: lightning_fabric/utilities/data.py, ``_replace_dunder_methods``).
 
     Args:
         states: from `states_of_ranks`.
-        loader: the ``number``th of the loaders with a state.
 
     Raises:
         UserError: they differ.
     """
-    check_count(states, number + 1, at_least=True)
-    before = {"world_size": len(states), **states[0]["facts"][number]}
-    now = {"world_size": world_size, **_facts(loader)}
-    changed = [f"{name}={before[name]}" for name in now if now[name] != before[name]]
-    if changed:
-        values = ", ".join(f"{name}={value}" for name, value in now.items())
+    before = states[0]["facts"] if states else []
+    if len(before) != len(loaders):
         raise UserError(
-            f"The checkpoint has the state of {type(loader.loader).__name__} with "
-            f"{', '.join(changed)}, and this run has {values}",
-            "resume with the earlier values, or train from the start with --resume never",
-        )
-
-
-def check_count(states: Sequence[Mapping[str, Any]], count: int, at_least: bool = False) -> None:
-    """Raise a UserError unless the checkpoint has the states of (at least) ``count`` loaders."""
-    before = len(states[0]["facts"]) if states else 0
-    if before < count or (before > count and not at_least):
-        raise UserError(
-            f"The checkpoint has the states of {before} training loaders, and this run has {count} "
-            "loaders with a state",
+            f"The checkpoint has the states of {len(before)} training loaders, and this run has "
+            f"{len(loaders)} loaders with a state",
             "bring back the earlier loaders, or train from the start with --resume never",
         )
+    for facts, loader in zip(before, loaders, strict=True):
+        then = {"world_size": len(states), **facts}
+        now = {"world_size": world_size, **_facts(loader)}
+        changed = [f"{name}={then[name]}" for name in now if now[name] != then[name]]
+        if changed:
+            values = ", ".join(f"{name}={value}" for name, value in now.items())
+            raise UserError(
+                f"The checkpoint has the state of {type(loader.loader).__name__} with "
+                f"{', '.join(changed)}, and this run has {values}",
+                "resume with the earlier values, or train from the start with --resume never",
+            )

@@ -1,7 +1,8 @@
 """Lightning's training loop (2.6.6): its position, its validations, and resuming within an epoch.
 
 Only this file uses the private names of the loops and of the logger connector; those of the signal
-connector are in cluster/signals.py. tests/runtime/test_upgrades.py checks all of them.
+connector are in cluster/signals.py. tests/runtime/test_upgrades.py checks each private name of a
+library that the package uses.
 """
 
 from collections.abc import Callable
@@ -143,7 +144,8 @@ def set_module_mode(trainer: pl.Trainer, module: torch.nn.Module, mode: bool) ->
 
 def validates_by_the_clock(trainer: pl.Trainer) -> bool:
     """Whether ``val_check_interval`` is a time."""
-    return getattr(trainer, "_val_check_time_interval", None) is not None
+    any_trainer: Any = trainer  # trainer/setup.py sets it
+    return any_trainer._val_check_time_interval is not None
 
 
 def divides_data(trainer: pl.Trainer) -> bool:

@@ -18,7 +18,7 @@ def check_sums(model: torch.nn.Module) -> None:
     for name, metric in model.named_modules():
         if getattr(metric, "dist_sync_fn", None) is not collectives.sum_over_ranks:
             continue
-        reductions: dict[str, Any] = getattr(metric, "_reductions", {})
+        reductions: Any = metric._reductions
         others = [state for state, reduction in reductions.items() if reduction != dim_zero_sum]
         if others:
             raise UserError(

@@ -14,7 +14,6 @@ import os
 import signal
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -93,11 +92,10 @@ def note_batch(batches: list[Any], samples: list[str], batch: Any) -> None:
     """Add digests of a batch, with its number of samples, and of its samples."""
     if len(batches) == BATCHES:
         return
-    columns = sample_columns(batch)
-    size = len(columns[0]) if columns else 0
-    batches.append([digest(batch), size])
-    if len(samples) + size <= SAMPLES:
-        samples += [digest([column[i] for column in columns]) for i in range(size)]
+    batches.append([digest(batch), rehearsal_tensors.samples_of(batch)])
+    more = rehearsal_tensors.samples(batch)
+    if len(samples) + len(more) <= SAMPLES:
+        samples += map(digest, more)
 
 
 def digest(content: Any) -> str:
@@ -160,15 +158,3 @@ def noting(
         return function(*args, **kwargs)
 
     return noted
-
-
-def sample_columns(batch: Any) -> list[torch.Tensor]:
-    """The batch's tensors with an item for each sample.
-
-    The most frequent length of its tensors is the number of samples.
-    """
-    tensors = [item for item in rehearsal_tensors.leaves(batch) if isinstance(item, torch.Tensor)]
-    tensors = [item for item in tensors if item.layout == torch.strided and not item.is_nested]
-    tensors = [item for item in tensors if item.dim()]
-    lengths = Counter(len(tensor) for tensor in tensors).most_common(1)
-    return [tensor for tensor in tensors if len(tensor) == lengths[0][0]]
