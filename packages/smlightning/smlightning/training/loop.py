@@ -43,6 +43,14 @@ class ValidationSteps(pl.Callback):
     on_train_batch_end = on_train_start
 
 
+def leave(trainer: Any, callback: pl.Callback) -> None:
+    """Take a callback that is done out of the Trainer, which calls six hooks of each in a step.
+
+    The loop over the callbacks that is calling one goes on: their list is another one.
+    """
+    trainer.callbacks = [other for other in trainer.callbacks if other is not callback]
+
+
 def steps(trainer: pl.Trainer) -> int:
     """Global batches complete before this batch's end; ``global_step`` counts each of several
     optimizers' steps.

@@ -33,6 +33,7 @@ from smlightning.data.exact import ExactBatches, Fetch, RowLoader, divider_of, l
 from smlightning.errors import UserError, is_users_file
 from smlightning.options import declared_options, values_of
 from smlightning.tensors import checksums, digest
+from smlightning.training import loop
 from smlightning.training.metrics import check_states, check_sums
 
 SHOWN = 30  # characters of a value in an error, next to its digest
@@ -132,19 +133,16 @@ class DividedData(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.batches: list[list[int]] = []  # for each batch, the ranks' digests: on rank 0
-        self.done = trainer.world_size == 1
+        if trainer.world_size == 1:
+            loop.leave(trainer, self)
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self.done:
-            return
         # A sum fails at once if a rank was killed; the store would wait for it.
         ended = collectives.any_rank(bool(trainer.is_last_batch))
         batches = exchange.to_rank_0("batches", digest(batch))
-        same, self.done = exchange.from_rank_0(
-            "compared batches", lambda: self._compare(batches, ended)
-        )
+        same, done = exchange.from_rank_0("compared batches", lambda: self._compare(batches, ended))
         if same:
             raise UserError(
                 f"Ranks {same} of {trainer.world_size} have the same batches and would train on "
@@ -153,6 +151,8 @@ class DividedData(pl.Callback):
                 "your own sampler or stream each rank's part by dist.get_global_rank(); seed your "
                 "own random generator with the rank",
             )
+        if done:
+            loop.leave(trainer, self)
 
     def _compare(self, batches: list[int], ended: bool) -> tuple[str, bool]:
         """The ranks that have the same batches, which differ from each other, and whether the
@@ -181,17 +181,18 @@ class DividedStream(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.workers = stream_workers(trainer.train_dataloader)
         self.digests: list[int] = []
+        if self.workers < 2:
+            loop.leave(trainer, self)
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self.workers < 2 or len(self.digests) == 2 * self.workers:
-            return
         self.digests.append(digest(batch))
         first, second = set(self.digests[: self.workers]), set(self.digests[self.workers :])
-        if len(self.digests) < 2 * self.workers or first == second:
+        if len(self.digests) < 2 * self.workers:
             return
-        if len(first) == len(second) == 1:
+        loop.leave(trainer, self)
+        if first != second and len(first) == len(second) == 1:
             raise UserError(
                 f"Each of the train loader's {self.workers} workers gives the same batches, so "
                 f"training sees each {self.workers} times",
