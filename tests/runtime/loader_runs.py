@@ -122,6 +122,12 @@ def points_of(samples: list[dict[str, int]]) -> Point:
     return rows, (rows / ROWS)[:, None] + torch.rand(len(rows), 1)
 
 
+def plain_points_of(samples: list[dict[str, int]]) -> Point:
+    """Without random numbers, whose state torchdata's workers do not keep."""
+    rows = torch.tensor([sample["row"] for sample in samples])
+    return rows, (rows / ROWS)[:, None]
+
+
 Make = Callable[[Any, int], Any]
 WORKERS = {"num_workers": 2, "shuffle": True}
 LOADERS: dict[str, Make] = {
@@ -152,6 +158,14 @@ LOADERS: dict[str, Make] = {
 }
 
 
+WORKERS_OF_A_STREAM = "`StatefulDataLoader` of a stream of `datasets`, with workers"
+HIDDEN: dict[str, Make] = {  # not in the table, whose streams have no workers
+    WORKERS_OF_A_STREAM: lambda _, size: StatefulDataLoader(
+        of_datasets(False), size, collate_fn=plain_points_of, num_workers=2
+    )
+}
+
+
 class Model(Line):
     """Learns from each random number, and draws none itself."""
 
@@ -172,7 +186,7 @@ class Model(Line):
 
 def data_of(name: str, size: int) -> type:
     def train_dataloader(self: Any) -> Any:
-        return LOADERS[name](self.trainer, size)
+        return {**LOADERS, **HIDDEN}[name](self.trainer, size)
 
     return type("Data", (Numbers,), {"train_dataloader": train_dataloader})
 
@@ -218,6 +232,16 @@ def train_until(write: Any, name: str, moment: str) -> None:
         patch.setattr(small_training, "Crash", Killed)
         options = {**options_of(name), "batch_size": SIZE // 2, "output_dir": name}
         make_fit(patch)(Model, data_of(name, SIZE // 2), crash=MOMENTS[moment][0], **options)
+
+
+def train_to_the_end(write: Any, name: str, folder: str, crash: Any = None) -> None:
+    """Train on half of each global batch, from a checkpoint if there is one; record the weights."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(small_training, "Crash", Killed)
+        options = {**options_of(name), "batch_size": SIZE // 2, "output_dir": folder}
+        make_fit(patch)(Model, data_of(name, SIZE // 2), crash=crash, **options)
+    state = newest_state(folder)["state_dict"]
+    write({"weights": {key: value.tolist() for key, value in state.items()}})
 
 
 def train_all(write: Any) -> None:

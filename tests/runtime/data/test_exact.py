@@ -289,6 +289,34 @@ def test_a_stream_that_starts_again_next_to_a_longer_one_keeps_the_last_states()
     assert stream.state(4)["state"] == {"given": 1}  # type: ignore[index]
 
 
+class RestFirst(Stateful):
+    """After a state it gives the rest of that epoch, empty or not, as mosaicml-streaming 0.13."""
+
+    is_loaded = False
+
+    def __iter__(self) -> Iterator[int]:
+        self.given, self.is_loaded = (self.given if self.is_loaded else 0), False
+        while self.given < 3:
+            self.given += 1
+            yield self.given
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        super().load_state_dict(state)
+        self.is_loaded = True
+
+
+@pytest.mark.parametrize("kind", [Stateful, RestFirst])
+def test_a_stream_goes_on_with_the_next_epoch_after_the_last_state_of_one(kind: type) -> None:
+    first = Stream(kind(), seed=0, rank=0)
+    assert [*first] == [1, 2, 3]
+    ended: Any = first.state(0)
+    assert ended["ended"]
+    following = Stream(kind(), seed=0, rank=0, start=lambda: (1, 0), resumed=ended)
+    assert [*following] == [1, 2, 3] and following.is_whole
+    same_epoch = Stream(kind(), 0, 0, start=lambda: (0, 3), resumed={**ended, "samples": 12})
+    assert [*same_epoch] == [] and same_epoch.samples == 12, "no warning of fewer samples"
+
+
 def test_every_setting_of_a_loader_stays() -> None:
     """Each argument of torch's DataLoader is passed on, or chooses rows."""
     rows_chosen = {"dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"}

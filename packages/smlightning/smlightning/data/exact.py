@@ -564,12 +564,14 @@ class Stream:
         if self.resumed and self.resumed["ended"] and self.resumed["epoch"] == self.epoch:
             self.samples = self.resumed["samples"]
             return  # this epoch is complete
+        # First: torchdata's loader starts its workers when it gets a state, and each of `datasets`
+        # keeps the epoch that it started in.
+        set_epoch(self.loader, self.epoch)
         ended = bool(self.resumed and self.resumed["ended"])
         within = self._load()
         self.is_whole = within or not done
         # After an epoch's last state, mosaicml-streaming 0.13 gives the empty rest of that epoch.
         for _ in range(1 + ended):
-            set_epoch(self.loader, self.epoch)
             self._seed(-1 - self.given)
             self.iterator = iter(self.loader)
             if within:  # else the first batch belongs to the beginning: a stream may shuffle then
