@@ -37,11 +37,11 @@ ENTERED = (torch.nn.Module, torch.Tensor, *GENERATORS)  # also those of a packag
 LIVE = (  # the beginnings of names of modules
     *(
         f"{lightning}.{name}."
-        for lightning in ("pytorch_lightning", "lightning.pytorch")
-        for name in ("trainer", "strategies", "loops", "profilers", "callbacks.progress",
-                     "core.optimizer")
+        for lightning in ("pytorch_lightning", "lightning.pytorch", "lightning_fabric")
+        for name in ("trainer", "strategies", "plugins", "accelerators", "loops", "profilers",
+                     "callbacks.progress", "core.optimizer", "fabric")
     ),
-    "lightning_fabric.", "lightning.fabric.", "smlightning.cluster.", "smlightning.checkpoints.",
+    "smlightning.cluster.", "smlightning.checkpoints.",
     "smlightning.training.", "smlightning.reports.",
     "torch._", "torch.distributed.", "torch.fx.", "torch.jit.", "torch.cuda.streams.",
     "torch.cuda.graphs.", "torch.utils.hooks.", "torch.utils.tensorboard.", "tensorboardX.",
@@ -219,11 +219,10 @@ def _hidden(kind: Any) -> frozenset[str]:
     """Names of attributes that torch and Lightning keep for themselves."""
     if issubclass(kind, torch.optim.Optimizer):
         return frozenset(vars(torch.optim.SGD([torch.zeros(1)], 1.0)))
-    if not issubclass(kind, torch.nn.Module):
-        return frozenset()
-    bases = [base for base in kind.__mro__ if base.__name__ == "LightningModule"]
-    base: Any = bases[0] if bases else torch.nn.Module
-    return frozenset(vars(base()))
+    bases = {base.__name__: base for base in kind.__mro__}
+    if issubclass(kind, torch.nn.Module):
+        return frozenset(vars(bases.get("LightningModule", torch.nn.Module)()))
+    return frozenset(["_experiment"] if "Logger" in bases else ())  # what writes the log
 
 
 @cache
