@@ -14,54 +14,31 @@ of those of data: its loaders have begun to fetch with other values.
 
 import copy
 import io
-import marshal
-import random
 import sys
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import date, timedelta
-from enum import Enum
-from hashlib import blake2b
-from pathlib import PurePath
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, cast
 
-import numpy as np
 import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from smlightning import torch_files
+from smlightning.checkpoints import values
 from smlightning.cluster import collectives
 from smlightning.data.exact import SeededRows, remembers
-from smlightning.parts import COLLECTIONS, PLAIN, Nodes, Path, generators, is_plain, parts, walk
-from smlightning.tensors import checksums, digest
+from smlightning.parts import COLLECTIONS, Nodes, Path, generators, parts, walk
+from smlightning.tensors import digest
 from smlightning.training import loop
 from smlightning.training.loaders import all_loaders
 
-KIND = "kind of object"  # the key of a mapping that stands for an object of another class
-MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
-MADE = {kind.__name__: kind for kind in (set, frozenset, OrderedDict, Counter)}
-VALUES = (Enum, PurePath, date, timedelta, range, slice, torch.dtype, torch.device)
 OF_DATA = (Dataset, DataLoader, Sampler, pl.LightningDataModule)
 OF_RUN = (torch.nn.Module, pl.Callback, pl.loggers.Logger, torch.optim.Optimizer)
 FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType)
-STATES: dict[type, tuple[Any, Any]] = {  # how to get and to set a generator's state
-    torch.Generator: (torch.Generator.get_state, torch.Generator.set_state),
-    np.random.Generator: (
-        lambda numbers: numbers.bit_generator.state,
-        lambda numbers, state: setattr(numbers.bit_generator, "state", state),
-    ),
-    np.random.RandomState: (
-        lambda numbers: numbers.get_state(legacy=False),
-        np.random.RandomState.set_state,
-    ),
-    random.Random: (random.Random.getstate, random.Random.setstate),
-}
-HASHED = 2**20  # numbers of a tensor; of a larger one so many and the sum are compared
-END = 2**16  # numbers at each end of a tensor of the data
 LARGE = 10_000  # items of a collection in the data, of which only the items are compared
+NOTHING = values.hashed(None)
 SAVED = b"saved"  # the mark of what Lightning saves, or a loader repeats
 SUMS = "self.log"  # the root of Lightning's sums of metrics
 ITERATOR = "iterator"
@@ -69,11 +46,6 @@ REFERENCE = "reference"  # to an object that has another path, too
 LISTED = 8  # names in a line
 
 Mark = Callable[[Any], Any]
-Take = Callable[[Any], Any]  # its result stands for a tensor or an array
-
-
-class _OtherError(TypeError):
-    """A value that is not saved."""
 
 
 class Changes:
@@ -97,7 +69,9 @@ class Changes:
         lost: set[Path] = set()
         made: dict[Path, Path] = {}  # paths in new objects, and these objects' own
         before = self.at_start or {}
-        for path, first, value, marked in walk(roots, mark, self.nodes):
+        # Only the objects of the start stay alive: others may hold a step's graph.
+        nodes = self.nodes if self.at_start is None else dict(self.nodes)
+        for path, first, value, marked in walk(roots, mark, nodes):
             parent = self.present.get(path[:-1])
             if path[-1] == "training" and id(parent) in modes:
                 value = modes[id(parent)]
@@ -149,6 +123,7 @@ class Attributes:
             self.seeded = generators([part for _, part in _of_loaders(trainer)])
             self._search(trainer)
             self._restore(trainer)
+            self._forget()
 
     def state(self, trainer: pl.Trainer) -> dict[str, Any]:
         """The values that differ from those at the start, in main memory. Collective.
@@ -159,24 +134,25 @@ class Attributes:
             changed in the data; ``metrics``: Lightning's latest.
         """
         changed, lost, of_data = self._search(trainer)
-        values = {}
+        saved = {}
         for path, mark in changed.items():
             try:
-                values[path] = self._saved(path, mark)
+                saved[path] = self._saved(path, mark)
             except Exception:  # of any class: these objects are the user's
                 lost.add(path)
         names = {*map(_name, lost)}
         if trainer.is_global_zero:
             self._print(trainer, names, {*map(_name, of_data)})
-        apart = _apart({path: changed[path] for path in values})
+        self._forget()
+        apart = _apart({path: changed[path] for path in saved})
         ranks = []
         if collectives.any_rank(bool(apart)):
             content = io.BytesIO()
-            torch.save([[path, values.pop(path)] for path in apart], content)
+            torch.save([[path, saved.pop(path)] for path in apart], content)
             every = collectives.bytes_to_rank_0("attributes", content.getvalue())
             ranks = [torch_files.load(each) for each in every]
         return {
-            "common": [[path, value] for path, value in values.items()],
+            "common": [[path, value] for path, value in saved.items()],
             "ranks": ranks,
             "lost": sorted(names),
             "data": [[path, mark] for path, mark in of_data.items()],
@@ -199,22 +175,27 @@ class Attributes:
         of_data, lost_of_data = self.of_data.search(roots, mark, {})
         exactly = _mark_of_data(apart, sys.maxsize)
         of_data = {path: exactly(self.of_data.present.get(path)) for path in of_data}
-        saved = _marks_within(data.state_dict(), exactly) if of_data and _has_state(data) else ()
+        saved = (
+            _marks_within(data.state_dict(), exactly) if of_data and values.has_state(data) else ()
+        )
         marks = dict.fromkeys(lost_of_data, b"")
         marks.update((path, found) for path, found in of_data.items() if found not in saved)
         return changed, lost, marks
+
+    def _forget(self) -> None:
+        self.own.present, self.of_data.present = {}, {}
 
     def _saved(self, path: Path, mark: Any) -> Any:
         """The part at a path as plain data.
 
         Raises:
-            _OtherError: it cannot be saved.
+            values.OtherError: it cannot be saved.
         """
         if any(type(key) is tuple and len(key) > 1 for key in path):
-            raise _OtherError
+            raise values.OtherError
         if type(mark) is tuple and mark[0] == REFERENCE:
-            return {KIND: REFERENCE, "value": mark[1]}
-        return plain(self.own.present[path], _copy)
+            return {values.KIND: REFERENCE, "value": mark[1]}
+        return values.plain(self.own.present[path], values.copied)
 
     def _print(self, trainer: pl.Trainer, names: set[str], of_data: set[str]) -> None:
         """Print each name once, with the methods that would save it."""
@@ -252,7 +233,7 @@ class Attributes:
                 if _is_reference(value):
                     value = self.own.present[value["value"]]
                 else:
-                    value = restored(value, present, trainer)
+                    value = values.restored(value, present, trainer.strategy.root_device)
                 if value is not present or value is None:
                     _set(trainer, self.own.present.get(path[:-1]), path, value)
             except Exception:  # of any class: these objects are the user's
@@ -276,11 +257,11 @@ def _name(path: Path) -> str:
     while type(path[-1]) is tuple:
         path = path[:-1]
     keys = (str(key[-1]) if type(key) is tuple else key for key in path)
-    return ".".join(key for key in keys if key != "cell_contents")
+    return ".".join(key for key in keys if key != "cellvalues.contents")
 
 
 def _is_reference(value: Any) -> bool:
-    return type(value) is dict and value.get(KIND) == REFERENCE
+    return type(value) is dict and value.get(values.KIND) == REFERENCE
 
 
 def _differ(one: Any, other: Any) -> bool:
@@ -317,7 +298,7 @@ def _set(trainer: pl.Trainer, parent: Any, path: Path, value: Any) -> None:
     elif is_module and key in parent._buffers:
         parent._buffers[key] = value
     elif parent is None:
-        raise _OtherError  # this run lacks the object
+        raise values.OtherError  # this run lacks the object
     else:
         setattr(parent, key, value)
 
@@ -342,7 +323,7 @@ def _roots(trainer: pl.Trainer) -> Iterator[tuple[Path, Any]]:
     """What the owner passes to the Trainer, but for the data, and the sums of ``self.log``."""
     model = trainer.lightning_module
     every: Any = trainer
-    callbacks = [each for each in every.callbacks if not _has_state(each)]
+    callbacks = [each for each in every.callbacks if not values.has_state(each)]
     parts: list[tuple[str, Any]] = [(type(model).__name__, model)]
     parts += [(each.state_key, each) for each in callbacks]
     parts += [(type(each).__name__, each) for each in every.loggers]
@@ -364,38 +345,30 @@ def _of_loaders(trainer: pl.Trainer) -> Iterator[tuple[Path, Any]]:
         yield (f"collate_fn {number}",), getattr(loader, "collate_fn", None)
 
 
-def _has_state(part: Any) -> bool:
-    """Whether its class has the two methods of a state; those of Lightning's bases return none."""
-    kind = type(part)
-    own = getattr(getattr(kind, "state_dict", None), "__qualname__", "")
-    is_base = own in ("Callback.state_dict", "LightningDataModule.state_dict")
-    return bool(own) and not is_base and callable(getattr(kind, "load_state_dict", None))
-
-
 def _mark_of_own(trainer: pl.Trainer) -> Mark:
     """How parts of model, callbacks, loggers and optimizers are compared."""
     saved = map(_local, trainer.lightning_module.state_dict().values())
-    weights = {tensor.data_ptr() for tensor in saved if _is_plain_tensor(tensor)}
+    weights = {tensor.data_ptr() for tensor in saved if values.is_usual(tensor)}
     every: Any = trainer
     optimizers = {*map(id, trainer.optimizers)}
-    by_lightning = {id(each) for each in every.callbacks if _has_state(each)}
+    by_lightning = {id(each) for each in every.callbacks if values.has_state(each)}
     by_lightning.update(id(each.scheduler) for each in trainer.lr_scheduler_configs)
 
     def taken(value: Any) -> Any:
-        if isinstance(value, torch.Tensor) and (not _is_plain_tensor(value) or is_weight(value)):
-            raise _OtherError  # a part of the model by another name, say
-        return _content(value)
+        if isinstance(value, torch.Tensor) and (not values.is_usual(value) or is_weight(value)):
+            raise values.OtherError  # a part of the model by another name, say
+        return values.content(value)
 
     def is_weight(tensor: Any) -> bool:
-        return _is_plain_tensor(tensor) and tensor.numel() and tensor.data_ptr() in weights
+        return values.is_usual(tensor) and tensor.numel() and tensor.data_ptr() in weights
 
     def mark(value: Any) -> Any:
         if isinstance(value, OF_DATA) or id(value) in by_lightning:
             return SAVED
         if isinstance(value, torch.Tensor):
             local = _local(value)  # no checkpoint holds a shard, but it is noticed
-            return SAVED if is_weight(local) else _mark(local.detach(), _content)
-        return None if id(value) in optimizers else _mark(value, taken)
+            return SAVED if is_weight(local) else values.mark(local.detach(), values.content)
+        return None if id(value) in optimizers else values.mark(value, taken)
 
     return mark
 
@@ -413,9 +386,11 @@ def _mark_of_data(apart: set[int], large: int = LARGE) -> Mark:
         is_repeated = isinstance(value, Sampler) and remembers(value)
         if is_set or is_repeated or isinstance(value, IterableDataset) or id(value) in apart:
             return SAVED  # as far as the loaders resume it
+        if isinstance(value, pl.LightningDataModule):
+            return None
         if isinstance(value, COLLECTIONS) and len(value) > large:
             return copy.copy(value)
-        return _mark(value, _ends)
+        return values.mark(value, values.ends)
 
     return mark
 
@@ -428,147 +403,6 @@ def _marks_within(state: Any, mark: Mark) -> list[Any]:
     return found
 
 
-def _mark(value: Any, take: Take) -> Any:
-    """A hash of what can be saved; None for a part to enter."""
-    if isinstance(value, VALUES):
-        return repr(value).encode()
-    try:
-        return _digest(plain(value, take))
-    except Exception:  # of any class: these objects are the user's
-        return None
-
-
-def _digest(value: Any) -> bytes:
-    content = marshal.dumps(value, 2)  # later versions depend on references
-    return content if len(content) < 64 else blake2b(content, digest_size=16).digest()
-
-
-NOTHING = _digest(None)
-
-
-def _content(value: Any) -> Any:
-    """What changes with a tensor or an array."""
-    if isinstance(value, np.memmap):
-        return _ends(value)
-    tensor = value.detach() if isinstance(value, torch.Tensor) else torch.tensor(value.copy())
-    if tensor.layout != torch.strided:
-        return tensor._version
-    step = -(-tensor.numel() // HASHED) or 1
-    total = checksums([tensor]) if step > 1 else []
-    return tuple(tensor.shape), total, digest(tensor.flatten()[::step])
-
-
-def _ends(value: Any) -> Any:
-    """The same of a tensor or an array that may be large, or a file: only its ends are read."""
-    is_tensor = isinstance(value, torch.Tensor)
-    is_whole = value.is_contiguous() if is_tensor else value.flags.c_contiguous
-    flat = value.reshape(-1) if is_whole else value[:1]
-    ends = [flat[:END], flat[-END:]]
-    return tuple(value.shape), digest(
-        ends if is_tensor else [torch.tensor(end.copy()) for end in ends]
-    )
-
-
 def _local(tensor: Any) -> Any:
     """This rank's shard of a sharded tensor; any other value as it is."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
-
-
-def _is_plain_tensor(tensor: Any) -> bool:
-    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, torch.Tensor) and not _is_plain_tensor(value):
-        raise _OtherError
-    tensor = value.detach() if isinstance(value, torch.Tensor) else torch.tensor(value.copy())
-    moved = tensor.device.type != "cpu"
-    return {KIND: "tensor", "value": tensor.to("cpu", copy=True), "moved": moved}
-
-
-# Values
-
-
-def plain(value: Any, take: Take) -> Any:
-    """A value as plain data.
-
-    Raises:
-        _OtherError: it cannot be saved, or only its parts.
-    """
-
-    def within(part: Any) -> Any:
-        return plain(part, take)
-
-    kind = type(value)
-    if is_plain(value):
-        return value
-    if isinstance(value, torch.Tensor):
-        return take(value)
-    if kind in (list, tuple):
-        return kind(map(within, value))
-    if kind in MAPPINGS and all(type(key) in PLAIN for key in value):
-        mapping = {key: within(part) for key, part in value.items()}
-        return mapping if kind is dict else {KIND: kind.__name__, "value": mapping}
-    if kind is torch.Size:
-        return tuple(value)
-    if isinstance(value, tuple) or kind in (set, frozenset, deque):
-        items = sorted(value, key=repr) if isinstance(value, set | frozenset) else list(value)
-        name = "tuple" if isinstance(value, tuple) else kind.__name__
-        return {KIND: name, "value": within(items)}
-    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
-        name = "array" if isinstance(value, np.ndarray) else "number"
-        return {KIND: name, "value": take(value)}
-    if isinstance(value, Enum):
-        return {KIND: "enum", "value": value.name}
-    for generator, (state_of, _) in STATES.items():
-        if isinstance(value, generator):
-            return {KIND: "generator", "value": within(state_of(value))}
-    if _has_state(value) and not isinstance(value, torch.nn.Module | pl.LightningDataModule):
-        return {KIND: "state_dict", "value": within(value.state_dict())}
-    raise _OtherError
-
-
-def restored(saved: Any, present: Any, trainer: pl.Trainer) -> Any:
-    """The value that `plain` gave; where it can be, the object that is present is changed."""
-
-    def within(part: Any, other: Any = None) -> Any:
-        return restored(part, other, trainer)
-
-    if type(saved) in (list, tuple):
-        fits = type(present) is type(saved) and len(present) == len(saved)
-        items = [*map(within, saved, present if fits else len(saved) * [None])]
-        if type(present) is not list or type(saved) is not list:
-            return type(saved)(items)
-        present[:] = items
-        return present
-    if not isinstance(saved, dict):
-        return saved
-    kind, value = saved.get(KIND), cast(Any, saved.get("value"))
-    if kind is None:
-        here = present if isinstance(present, dict) else {}
-        mapping = {key: within(part, here.get(key)) for key, part in saved.items()}
-        if here is not present:
-            return mapping
-        present.clear()
-        present.update(mapping)
-        return present
-    if kind == "tensor":
-        return value.to(trainer.strategy.root_device) if saved["moved"] else value.clone()
-    if kind in ("array", "number"):
-        array = within(value).numpy()
-        return array[()] if kind == "number" else array
-    if kind in MADE:
-        return MADE[kind](within(value))
-    if kind == "enum":
-        return type(present)[value]
-    if kind == "tuple":  # a NamedTuple
-        return type(present)(*within(value))
-    if kind in ("deque", "defaultdict"):
-        present.clear()
-        (present.extend if kind == "deque" else present.update)(within(value))
-    if kind == "generator":
-        _, set_state = next(each for base, each in STATES.items() if isinstance(present, base))
-        set_state(present, within(value))
-    if kind == "state_dict":
-        present.load_state_dict(within(value))
-    return present
