@@ -42,7 +42,7 @@ LIVE = (  # the beginnings of names of modules
                      "callbacks.progress", "core.optimizer", "fabric")
     ),
     "smlightning.cluster.", "smlightning.checkpoints.",
-    "smlightning.training.", "smlightning.reports.",
+    "smlightning.training.", "smlightning.reports.", "smlightning_sagemaker.",
     "torch._", "torch.distributed.", "torch.fx.", "torch.jit.", "torch.cuda.streams.",
     "torch.cuda.graphs.", "torch.utils.hooks.", "torch.utils.tensorboard.", "tensorboardX.",
     "_io.", "io.", "threading.", "_thread.", "weakref.", "logging.", "socket.", "ssl.",
