@@ -182,6 +182,8 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
     kind: Any = type(value)
     if isinstance(value, torch.Tensor | np.ndarray | Enum | PurePath) or is_table(kind):
         return
+    if isinstance(value, types.FunctionType) and "<locals>" not in value.__qualname__:
+        return  # it belongs to its module, as torch's marks on functions do
     own = getattr(value, "__dict__", None)
     own = dict(own) if isinstance(own, dict) else {}
     if isinstance(value, DataLoader):
