@@ -23,7 +23,7 @@ OWNERS = {path.stem for path in (checkout.PROJECT / "src").glob("*.py")}
 LAYERS = (
     {"lazy_imports", "terminal"},
     {"errors", "stored_secrets"},
-    {"options", "files", "hub", "tensors"},
+    {"options", "files", "hub", "parts", "tensors"},
     {"predictions"},
     {"torch_files"},
     {"cluster"},

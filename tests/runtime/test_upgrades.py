@@ -8,6 +8,7 @@ import ast
 import inspect
 import multiprocessing.queues
 import multiprocessing.reduction
+import random
 import re
 import signal
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -102,14 +104,23 @@ def owners(trainer: pl.Trainer) -> dict[str, Any]:
         "_reductions": metric,
         "_update_count": metric,
         # torch: checkpoints/attributes.py, data/exact.py, errors.py, training/optimizers.py
+        "_BaseDataLoaderIter": torch.utils.data.dataloader,
+        "_backward_hooks": layer,
+        "_backward_pre_hooks": layer,
         "_buffers": layer,
+        "_forward_hooks": layer,
+        "_forward_pre_hooks": layer,
+        "_version": layer.weight,
         "_modules": layer,
         "_non_persistent_buffers_set": layer,
         "_parameters": layer,
         "_get_iterator": DataLoader,
         "_step_supports_amp_scaling": fused,
         "_try_get_data": _MultiProcessingDataLoaderIter,
-        # Others: data/workers.py, reports/log.py
+        # Others: parts.py, data/workers.py, reports/log.py
+        "_experiment": pl.loggers.TensorBoardLogger("."),
+        "_inst": random,
+        "_rand": numpy.random.mtrand,
         "_AsyncWriterThread": event_file_writer,
         "_on_queue_feeder_error": multiprocessing.queues.Queue,
     }

@@ -73,7 +73,7 @@ class Shard(torch.Tensor):
 
 
 class Phased(Line):
-    """Has attributes that no checkpoint holds, one of them replaced, two changed."""
+    """Has an attribute that no checkpoint holds, and others that change."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
@@ -97,14 +97,15 @@ class Phased(Line):
 def test_a_resumed_run_prints_which_attributes_begin_anew(
     fit: Fit, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It changes neither them nor what this run's own on_train_start has set."""
+    """At its first checkpoint, and after the resume; what its own on_train_start has set stays."""
     fit(Phased, Resumable, crash=("before_batch", BATCHES + 4), **OPTIONS)
-    capsys.readouterr()
     model = fit(Phased, Resumable, **OPTIONS).lightning_module
-    (line,) = [text for text in capsys.readouterr().out.splitlines() if "inexact" in text]
-    assert line == "resume: inexact: Phased.counts, Phased.phase, Phased.slow cannot be restored"
-    assert model.first is Phase.WARMUP and Phase.WARMUP.value == 0.1
-    assert model.began == 1
+    lines = [text for text in capsys.readouterr().out.splitlines() if "inexact" in text]
+    anew = "checkpoint: inexact: after a resume, Phased.slow will start anew; give each the methods"
+    assert lines[1] == "resume: inexact: Phased.slow cannot be restored"
+    assert len(lines) == 3 and lines[0] == lines[2] and lines[0].startswith(anew)
+    assert model.first is Phase.WARMUP and model.phase is Phase.MAIN
+    assert model.counts.batches == 3 * BATCHES and model.began == 1
 
 
 class Weighted(Resumable):
@@ -148,7 +149,7 @@ def test_what_training_changes_in_the_data_is_restored_by_the_data_or_printed(
         fit(Harder, data, output_dir=data.__name__, crash=moment, **OPTIONS)
         capsys.readouterr()
         fit(Harder, data, output_dir=data.__name__, **OPTIONS)
-        lines = [text for text in capsys.readouterr().out.splitlines() if "inexact" in text]
+        lines = [text for text in capsys.readouterr().out.splitlines() if ": inexact" in text]
         changed = "resume: inexact: Weighted.points.jitter, Weighted.sampler.weights cannot be "
         assert any(line.startswith(changed) for line in lines) == (data is Weighted), lines
     assert_same(alone(Harder, Restoring, **OPTIONS)[0], "Restoring", moment)
@@ -169,6 +170,7 @@ def test_ranks_keep_what_each_has_changed(tmp_path: Path) -> None:
     alone = go("alone", 2)
     go("resumed", 2, kill_at=BATCHES + 4)
     shutil.copytree(tmp_path / "resumed", tmp_path / "fewer")
+    go("resumed", 2, kill_at=5)  # stopped twice
     resumed = go("resumed", 2)
     for one, other in zip(alone, resumed, strict=True):
         assert [one[name] for name in RECORDED] == [other[name] for name in RECORDED]

@@ -25,7 +25,14 @@ LOG_EVERY = 2
 INTERVAL = "_over_ranks"  # where a training may wait once per interval of the log
 # Where it may wait otherwise: every 0.3 s; where a checkpoint is due, for the one before and for
 # the user's attributes, not for the copy of the weights; and after the batches of a validation.
-WAITS = ("agreement.py", "_wait_until_written", "_take", "attributes.py", "keep_validated")
+WAITS = (
+    "agreement.py",
+    "_wait_until_written",
+    "_take",
+    "attributes.py",
+    "values.py",
+    "keep_validated",
+)
 
 
 def findings(record: dict[str, Any]) -> list[str]:

@@ -3,11 +3,13 @@
 import itertools
 from typing import Any
 
+import numpy as np
 import pytest
-from torch.utils.data import DataLoader, Sampler
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from rank_training import Noisy, NoisyLine
-from small_training import Fit, Numbers, newest_state, same
+from small_training import BATCHES, SIZE, Fit, Line, Numbers, newest_state, rows, same
 from smlightning.data.exact import ExactBatches
 
 
@@ -106,3 +108,75 @@ def test_epochs_differ_and_evaluations_do_not(fit: Fit) -> None:
     fit(Watching, Data)
     assert seen["train"][0] != seen["train"][1]
     assert len(seen["val"]) == 3 and seen["val"][0] == seen["val"][1] == seen["val"][2]
+
+
+class Composed:
+    """Transforms within transforms, the innermost with a generator of its own."""
+
+    def __init__(self, depth: int = 3) -> None:
+        self.transforms = [Composed(depth - 1)] if depth else []
+        self.numbers = None if depth else np.random.RandomState(0)
+
+    def __call__(self, x: Any) -> Any:
+        for transform in self.transforms:
+            x = transform(x)
+        return x if self.numbers is None else x + self.numbers.normal(0, 0.1)
+
+
+class Transformed(Dataset):
+    def __init__(self) -> None:
+        self.points, self.transform = rows(SIZE * BATCHES), Composed()
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def __getitem__(self, row: int) -> Any:
+        number, x, y = self.points[row]
+        return number, self.transform(x).float(), y
+
+
+class InWorkers(Numbers):
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(Transformed(), SIZE, shuffle=True, num_workers=2)
+
+
+class OnDevice(Line):
+    """Moves the points before and after their transfer to the device."""
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        number, x, y = batch
+        return number, x + np.random.normal(0, 0.1) * self.trainer.training, y
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        number, x, y = batch
+        return number, (x + 0.1 * torch.randn_like(x) * self.trainer.training).float(), y
+
+    def on_train_epoch_start(self) -> None:
+        self.scale = torch.rand(1).item()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.scale * super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("moment", [("on_train_batch_end", 3), ("before_epoch", 2)])
+def test_augmentation_of_workers_and_of_the_device_is_exact(
+    moment: tuple[str, int], fit: Fit
+) -> None:
+    options = {"epochs": 3, "checkpoint_steps": 1}
+    fit(OnDevice, InWorkers, output_dir="alone", **options)
+    fit(OnDevice, InWorkers, output_dir="resumed", crash=moment, **options)
+    fit(OnDevice, InWorkers, output_dir="resumed", **options)
+    assert same(*(newest_state(folder)["state_dict"] for folder in ("alone", "resumed")))
+
+
+def test_two_workers_do_not_share_their_noise(fit: Fit) -> None:
+    noise = []
+
+    class Seeing(Line):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            _, x, y = batch
+            noise.append(tuple((x - (y - 1) / 3).flatten().tolist()))
+            return super().training_step(batch, batch_idx)
+
+    fit(Seeing, InWorkers, epochs=1)
+    assert len(noise) == len(set(noise)) == BATCHES

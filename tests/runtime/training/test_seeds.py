@@ -16,6 +16,9 @@ def trainer(batch: int, rank: int = 0) -> Any:
     epoch_loop = SimpleNamespace(total_batch_idx=batch, batch_idx=batch)
     return SimpleNamespace(
         fit_loop=SimpleNamespace(epoch_loop=epoch_loop),
+        callbacks=[],
+        precision_plugin=SimpleNamespace(convert_input=None),
+        training=True,
         strategy=SimpleNamespace(root_device=torch.device("cpu")),
         global_rank=rank,
         current_epoch=0,

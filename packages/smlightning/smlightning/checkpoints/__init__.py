@@ -5,7 +5,7 @@ To the disk:
 1. `callback.BeforeHooks` comes first among the callbacks: when a step, validation or epoch begins,
    all hooks of the one before are done, and `callback.Checkpoints` takes a checkpoint if one is due
    (`agreement`): Lightning's state, the `position.Position`, and what hooks and steps have changed
-   in the user's objects (`attributes`);
+   in the objects of the run (`attributes`);
 2. `writer.CheckpointWriter.hold` copies the state (`cluster.shards`);
 3. `writer.CheckpointWriter.write`: a thread writes it while training goes on, if the weights are
    finite: with FSDP each rank its shard, then rank 0 the checkpoint;

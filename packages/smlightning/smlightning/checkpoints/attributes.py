@@ -1,365 +1,406 @@
-"""Saves attributes of model and callbacks, which Lightning's checkpoints leave out.
+"""Saves what training has changed and Lightning's checkpoints leave out; names what no file holds.
 
-Lightning saves parameters and buffers. A run that resumes within an epoch skips the hooks that
-begin it, so it would lack what they and the steps before have set: attributes of the model and of
-its modules (a curriculum, a moving average, a metric's sums), of callbacks without a
-``state_dict``, train and eval modes, ``requires_grad``, random generators, sums of ``self.log``.
+Lightning saves parameters, buffers and what ``state_dict`` returns. A run that resumes within an
+epoch skips the hooks that begin it, so it would lack what they and the steps before have set:
+plain attributes of the model, of callbacks, loggers and optimizers, and of the objects in them, the
+user's and a library's (`parts`).
 
-A checkpoint holds the attributes that have changed since the start of training and are plain:
-numbers, text, tensors, arrays, generators, collections of these, objects with a ``state_dict``, and
-copies of the network. So it does for the user's own optimizers. A resumed run prints the names of
-others that have changed, and of those of data: its loaders have begun to fetch without them.
+A checkpoint holds those that have changed since the start of training, by path, if they are plain:
+numbers, text, tensors, arrays, collections of these, random generators, objects with a
+``state_dict``. So it does for ``requires_grad``, train and eval modes, and sums of ``self.log``. A
+line at the first checkpoint, and one after a resume, has the names of others that have changed, and
+of those of data: its loaders have begun to fetch with other values.
 """
 
-import contextlib
+import copy
 import io
-import random
 import sys
-import sysconfig
-from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any, cast
 
-import numpy as np
 import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from smlightning import torch_files
+from smlightning.checkpoints import values
 from smlightning.cluster import collectives
 from smlightning.data.exact import remembers
-from smlightning.tensors import checksums, digest
+from smlightning.parts import COLLECTIONS, Nodes, Path, generators, parts, walk
+from smlightning.tensors import digest
 from smlightning.training import loop
 from smlightning.training.loaders import all_loaders
 
-KIND = "kind of object"  # the key of a mapping that stands for an object of another class
-PLAIN = (type(None), bool, int, float, complex, str, bytes)
-MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
-# They have their own ways to resume.
-LEFT_OUT = (torch.optim.Optimizer, Dataset, DataLoader, pl.LightningDataModule)
-OF_DATA = (Dataset, Sampler, pl.LightningDataModule)
-HIDDEN = frozenset(vars(pl.LightningModule()))
-OF_OPTIMIZERS = frozenset(vars(torch.optim.SGD([torch.zeros(1)], 1.0)))
-INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
-HASHED = 2**20  # numbers of a tensor; of a larger one so many and the sum are compared
-DEPTH = 4  # of collections within collections
-SUMS = "self.log"  # the owner of Lightning's sums of metrics
+OF_DATA = (Dataset, DataLoader, Sampler, pl.LightningDataModule)
+OF_RUN = (torch.nn.Module, pl.Callback, pl.loggers.Logger, torch.optim.Optimizer)
+FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType)
+LARGE = 10_000  # items of a collection in the data, of which only the items are compared
+NOTHING = values.hashed(None)
+SAVED = b"saved"  # the mark of what Lightning saves, or a loader repeats
+SUMS = "self.log"  # the root of Lightning's sums of metrics
+ITERATOR = "iterator"
+REFERENCE = "reference"  # to an object that has another path, too
+LISTED = 8  # names in a line
 
-Name = tuple[str, str]  # of an owner and of its attribute
-Take = Callable[[torch.Tensor], Any]  # its result stands for a tensor
+Mark = Callable[[Any], Any]
 
 
-class _OtherError(TypeError):
-    """A value that is not saved."""
+class Changes:
+    """The parts of some roots that have changed since the first search."""
+
+    def __init__(self) -> None:
+        self.at_start: dict[Path, Any] | None = None  # marks
+        self.present: dict[Path, Any] = {}  # in the latest search
+        self.nodes: Nodes = {}
+
+    def search(
+        self, roots: Iterable[tuple[Path, Any]], mark: Mark, modes: Mapping[int, bool]
+    ) -> tuple[dict[Path, Any], set[Path]]:
+        """The marks of parts that have changed, and paths of others that a resumed run lacks.
+
+        Args:
+            modes: of modules by id, where ``training`` is another one for a while.
+        """
+        self.present, marks = {}, {}
+        changed: dict[Path, Any] = {}
+        lost: set[Path] = set()
+        made: dict[Path, Path] = {}  # paths in new objects, and these objects' own
+        before = self.at_start or {}
+        # Only the objects of the start stay alive: others may hold a step's graph.
+        nodes = self.nodes if self.at_start is None else dict(self.nodes)
+        for path, first, value, marked in walk(roots, mark, nodes):
+            parent = self.present.get(path[:-1])
+            if path[-1] == "training" and id(parent) in modes:
+                value = modes[id(parent)]
+                marked = mark(value)
+            is_node, is_leaf = marked is None and first == path, marked is not None
+            if first != path:
+                marked = object() if first is None else (REFERENCE, first)
+            self.present[path] = value
+            marks[path] = marked = _kind_of(value) if is_node else marked
+            then = before.get(path, NOTHING)
+            if path[:-1] in made:
+                top = made[path] = made[path[:-1]]
+                is_state = is_leaf and marked != SAVED
+                if is_state or (is_node and before.get(top, NOTHING) != NOTHING):
+                    lost.add(top)
+            elif not _differ(then, marked) or (is_leaf and marked == SAVED):
+                continue
+            elif is_node:
+                made[path] = path
+                if marked[0] is ITERATOR or (marked[-1] is not None and then != NOTHING):
+                    lost.add(path)
+            elif first is None or (first != path and (first in made or first not in before)):
+                lost.add(path)
+            else:
+                changed[path] = marked
+        if self.at_start is None:
+            self.at_start = marks
+            return {}, set()
+        for path in before.keys() - marks.keys():
+            parent = path[:-1]
+            is_state = before[path] not in (SAVED, NOTHING)
+            if is_state and parent in marks and marks[parent] == before.get(parent):
+                lost.add(path)
+        return changed, lost
 
 
 class Attributes:
-    """Saves and restores the attributes that a fit has changed."""
+    """Saves and restores the attributes that a fit has changed; prints which it cannot save."""
 
     def __init__(self) -> None:
-        self.at_start: dict[Name, Any] = {}
+        self.own, self.of_data = Changes(), Changes()
+        self.seeded: list[Any] = []  # generators that the loaders seed for each row
         self.resumed: dict[str, Any] | None = None  # a `state`, until it is restored
+        self.printed: set[str] = set()
 
     def begin(self, trainer: pl.Trainer) -> None:
         """Note the values once, after all hooks that start the training; restore resumed ones."""
-        if not self.at_start:
-            self.at_start = _values(trainer, _mark)
+        if self.own.at_start is None:
+            self.seeded = generators([part for _, part in _of_loaders(trainer)])
+            self._search(trainer)
             self._restore(trainer)
+            self._forget()
 
     def state(self, trainer: pl.Trainer) -> dict[str, Any]:
         """The values that differ from those at the start, in main memory. Collective.
 
         Returns:
             ``common``: rank 0's values; ``ranks``: for each rank those that differ between ranks;
-            ``lost``: names of rank 0's that cannot be saved; ``metrics``: Lightning's latest.
+            ``lost``: names of rank 0's that cannot be saved; ``data``: paths and marks of what has
+            changed in the data; ``metrics``: Lightning's latest.
         """
-        marks = _values(trainer, _mark)
-        changed = {
-            name: mark
-            for name, mark in marks.items()
-            if name not in self.at_start or self.at_start[name] != mark
-        }
-        values = _values(trainer, _copy, changed) if changed else {}
-        lost = [".".join(name) for name in changed if name not in values]
-        changed = {name: changed[name] for name in values}
-        apart = _apart(changed)
+        changed, lost, of_data = self._search(trainer)
+        saved = {}
+        for path, mark in changed.items():
+            try:
+                saved[path] = self._saved(path, mark)
+            except Exception:  # of any class: these objects are the user's
+                lost.add(path)
+        names = {*map(_name, lost)}
+        if trainer.is_global_zero:
+            self._print(trainer, names, {*map(_name, of_data)})
+        self._forget()
+        apart = _apart({path: changed[path] for path in saved})
         ranks = []
         if collectives.any_rank(bool(apart)):
             content = io.BytesIO()
-            torch.save([[*name, values.pop(name)] for name in apart], content)
+            torch.save([[path, saved.pop(path)] for path in apart], content)
             every = collectives.bytes_to_rank_0("attributes", content.getvalue())
             ranks = [torch_files.load(each) for each in every]
-        common = [[*name, value] for name, value in values.items()]
-        metrics = loop.callback_metrics(trainer)
-        return {"common": common, "ranks": ranks, "lost": lost, "metrics": metrics}
+        return {
+            "common": [[path, value] for path, value in saved.items()],
+            "ranks": ranks,
+            "lost": sorted(names),
+            "data": [[path, mark] for path, mark in of_data.items()],
+            "metrics": loop.callback_metrics(trainer),
+        }
+
+    def _search(self, trainer: pl.Trainer) -> tuple[dict[Path, Any], set[Path], dict[Path, Any]]:
+        """What has changed, what of it cannot be saved, and what has changed in the data."""
+        model, every = trainer.lightning_module, cast(Any, trainer)
+        by_name = loop.module_modes(trainer)
+        modes = {id(each): by_name[name] for name, each in model.named_modules() if name in by_name}
+        changed, lost = self.own.search(_roots(trainer), _mark_of_own(trainer), modes)
+        apart = {*map(id, self.seeded)}  # and what the model and callbacks hold
+        apart.update(key for key, (_, part) in self.own.nodes.items() if isinstance(part, OF_RUN))
+        apart.update(map(id, every.callbacks))
+        mark = _mark_of_data(apart)
+        held = [item for item in self.own.present.items() if isinstance(item[1], OF_DATA)]
+        data = every.datamodule
+        roots = [((type(data).__name__,), data), *_of_loaders(trainer), *held]
+        of_data, lost_of_data = self.of_data.search(roots, mark, {})
+        exactly = _mark_of_data(apart, sys.maxsize)
+        of_data = {path: exactly(self.of_data.present.get(path)) for path in of_data}
+        saved = (
+            _marks_within(data.state_dict(), exactly) if of_data and values.has_state(data) else ()
+        )
+        marks = dict.fromkeys(lost_of_data, b"")
+        marks.update((path, found) for path, found in of_data.items() if found not in saved)
+        return changed, lost, marks
+
+    def _forget(self) -> None:
+        self.own.present, self.of_data.present = {}, {}
+
+    def _saved(self, path: Path, mark: Any) -> Any:
+        """The part at a path as plain data.
+
+        Raises:
+            values.OtherError: it cannot be saved.
+        """
+        if any(type(key) is tuple and len(key) > 1 for key in path):
+            raise values.OtherError
+        if type(mark) is tuple and mark[0] == REFERENCE:
+            return {values.KIND: REFERENCE, "value": mark[1]}
+        return values.plain(self.own.present[path], values.copied)
+
+    def _print(self, trainer: pl.Trainer, names: set[str], of_data: set[str]) -> None:
+        """Print each name once, with the methods that would save it."""
+        data = type(trainer.datamodule).__name__  # type: ignore[attr-defined]
+        for new, advice in (
+            (names, "give each the methods state_dict and load_state_dict, or use plain values"),
+            (of_data, f"save them in {data}.state_dict, and set them in {data}.load_state_dict"),
+        ):
+            listed = sorted(new - self.printed)[:LISTED]
+            self.printed |= new
+            if listed:
+                print(
+                    f"checkpoint: inexact: after a resume, {', '.join(listed)} will start anew; "
+                    f"{advice}",
+                    flush=True,
+                )
 
     def _restore(self, trainer: pl.Trainer) -> None:
         """Restore the values of the checkpoint that the run resumes from."""
         resumed, self.resumed = self.resumed, None
         if resumed is None:
             return
-        loop.callback_metrics(trainer).update(_restored(resumed["metrics"], None, trainer))
+        loop.callback_metrics(trainer).update(resumed["metrics"])
         ranks = resumed["ranks"]
         known = not ranks or len(ranks) == trainer.world_size
         of_rank = ranks[trainer.global_rank] if ranks and known else []
-        owners = {owner: (item, own) for owner, item, own in _owners(trainer)}
-        lost = list(resumed["lost"])
-        lost += [] if known else [f"{owner}.{name}" for owner, name, _ in ranks[0]]
-        for owner, name, value in [*resumed["common"], *of_rank]:
+        lost = {*resumed["lost"], *self._other_data(resumed["data"])}
+        if not known:
+            lost.update(_name(path) for path, _ in ranks[0])
+        every = [*resumed["common"], *of_rank]
+        every.sort(key=lambda item: _is_reference(item[1]))  # after what they lead to is restored
+        for path, value in every:
             try:
-                item, own = owners[owner]
-                if isinstance(item, OF_DATA):  # loaders have begun to fetch with other values
-                    if digest(_restored(value, None, trainer)) != digest(own.get(name)):
-                        raise _OtherError
-                    continue
-                _set(trainer, item, name, _restored(value, own.get(name), trainer))
+                present = self.own.present.get(path)
+                if _is_reference(value):
+                    value = self.own.present[value["value"]]
+                else:
+                    value = values.restored(value, present, trainer.strategy.root_device)
+                if value is not present or value is None:
+                    _set(trainer, self.own.present.get(path[:-1]), path, value)
             except Exception:  # of any class: these objects are the user's
-                lost.append(f"{owner}.{name}")
+                lost.add(_name(path))
         if lost and trainer.is_global_zero:
             print(
-                f"resume: inexact: {', '.join(sorted(lost)[:8])} cannot be restored"
+                f"resume: inexact: {', '.join(sorted(lost)[:LISTED])} cannot be restored"
                 + ("" if known else " on another number of ranks, which had values of their own"),
                 flush=True,
             )
 
+    def _other_data(self, saved: list[tuple[Path, bytes]]) -> set[str]:
+        """Names of the data's parts that differ from those of the interrupted run."""
+        mark, present = _mark_of_data(set(), sys.maxsize), self.of_data.present
+        other = (path for path, found in saved if not found or mark(present.get(path)) != found)
+        return {*map(_name, other)}
 
-def _apart(changed: dict[Name, Any]) -> list[Name]:
-    """Names of the values that differ between ranks; all if the names do. Collective."""
-    names = sorted(changed)
-    numbers = [digest(repr(names)), *(digest(repr(changed[name])) for name in names)]
+
+def _name(path: Path) -> str:
+    """A path as text; of an item, its collection's."""
+    while type(path[-1]) is tuple:
+        path = path[:-1]
+    keys = (str(key[-1]) if type(key) is tuple else key for key in path)
+    return ".".join(key for key in keys if key != "cellvalues.contents")
+
+
+def _is_reference(value: Any) -> bool:
+    return type(value) is dict and value.get(values.KIND) == REFERENCE
+
+
+def _differ(one: Any, other: Any) -> bool:
+    try:
+        return bool(one != other)
+    except Exception:  # arrays in a list, say
+        return True
+
+
+def _kind_of(value: Any) -> tuple[Any, ...]:
+    """The mark of an object that is entered, or, with its id, of one without parts."""
+    if isinstance(value, FUNCTIONS):
+        return value.__module__, value.__qualname__, None
+    has_parts = next(iter(parts(value)), None) is not None
+    if isinstance(value, _BaseDataLoaderIter) or (isinstance(value, Iterator) and not has_parts):
+        return ITERATOR, object()  # it may have gone on
+    return type(value).__module__, type(value).__qualname__, None if has_parts else id(value)
+
+
+def _set(trainer: pl.Trainer, parent: Any, path: Path, value: Any) -> None:
+    key = path[-1]
+    name, _, flag = str(key).rpartition(".")
+    is_module = isinstance(parent, torch.nn.Module)
+    if path[0] == SUMS:
+        loop.set_epoch_sum(trainer, key, value)
+    elif type(key) is tuple:
+        parent[key[0]] = value
+    elif is_module and flag == "requires_grad":
+        parent._parameters[name].requires_grad_(value)
+    elif is_module and key == "training":
+        loop.set_module_mode(trainer, parent, value)
+    elif is_module and key in parent._parameters:
+        parent._parameters[key].data = value
+    elif is_module and key in parent._buffers:
+        parent._buffers[key] = value
+    elif parent is None:
+        raise values.OtherError  # this run lacks the object
+    else:
+        setattr(parent, key, value)
+
+
+def _apart(changed: dict[Path, Any]) -> list[Path]:
+    """Paths of the values that differ between ranks; all if the paths do. Collective."""
+    paths = sorted(changed, key=repr)
+    numbers = [digest(repr(paths)), *(digest(repr(changed[path])) for path in paths)]
     if not collectives.differ([digest(numbers)]):
         return []
     if collectives.differ(numbers[:1]):
-        return names
+        return paths
     ranks = collectives.from_each_rank(torch.tensor(numbers[1:]))
     equal = (ranks == ranks[0]).all(0).tolist()
-    return [name for name, same in zip(names, equal, strict=True) if not same]
+    return [path for path, same in zip(paths, equal, strict=True) if not same]
 
 
-# Owners and their attributes
+# Where the search begins, and what it compares
 
 
-def _owners(trainer: pl.Trainer) -> Iterator[tuple[str, Any, dict[str, Any]]]:
-    """Each owner's name, itself, and its attributes."""
+def _roots(trainer: pl.Trainer) -> Iterator[tuple[Path, Any]]:
+    """What the owner passes to the Trainer, but for the data, and the sums of ``self.log``."""
     model = trainer.lightning_module
-    modes = loop.module_modes(trainer)
-    for path, module in model.named_modules():
-        own = {name: value for name, value in vars(module).items() if name not in HIDDEN}
-        own.update((name, module._buffers[name]) for name in module._non_persistent_buffers_set)
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                own[f"{name}.requires_grad"] = parameter.requires_grad
-        own["training"] = modes.get(path, module.training)
-        yield f"{type(model).__name__}.{path}".rstrip("."), module, own
-    every: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    for callback in every:
-        if _is_users(callback) and type(callback).state_dict is pl.Callback.state_dict:
-            yield callback.state_key, callback, vars(callback)
-    for number, optimizer in enumerate(trainer.optimizers):
-        if _is_users(optimizer):
-            names = vars(optimizer).keys() - OF_OPTIMIZERS
-            yield f"optimizer {number}", optimizer, {name: vars(optimizer)[name] for name in names}
-    yield from _of_data(trainer)
-    yield SUMS, trainer, loop.epoch_sums(trainer)
+    every: Any = trainer
+    callbacks = [each for each in every.callbacks if not values.has_state(each)]
+    parts: list[tuple[str, Any]] = [(type(model).__name__, model)]
+    parts += [(each.state_key, each) for each in callbacks]
+    parts += [(type(each).__name__, each) for each in every.loggers]
+    parts += [(f"optimizer {number}", each) for number, each in enumerate(trainer.optimizers)]
+    counts: Counter[str] = Counter()
+    for name, part in parts:
+        counts[name] += 1
+        yield (name if counts[name] == 1 else f"{name} {counts[name]}",), part
+    yield from (((SUMS, key), value) for key, value in loop.epoch_sums(trainer).items())
 
 
-def _of_data(trainer: pl.Trainer) -> Iterator[tuple[str, Any, dict[str, Any]]]:
-    """Data module, data sets of rows and samplers, and plain attributes of theirs."""
-    data: Any = trainer.datamodule  # type: ignore[attr-defined]
-    name = type(data).__name__
-    held = vars(data).items() if data else ()
-    parts = {name: data, **{f"{name}.{key}": part for key, part in held}}
+def _of_loaders(trainer: pl.Trainer) -> Iterator[tuple[Path, Any]]:
+    """Data sets, samplers and functions of the training loaders."""
     for number, loader in enumerate(all_loaders(trainer.train_dataloader)):
-        sampler = getattr(loader, "sampler", None)
-        parts[f"data set {number}"] = getattr(loader, "dataset", None)
-        parts[f"sampler {number}"] = None if remembers(sampler) else sampler
-    known: list[Any] = []
-    for path, part in parts.items():
-        while isinstance(part, OF_DATA) and not isinstance(part, IterableDataset):
-            kinds = torch.Tensor if isinstance(part, Sampler) else PLAIN
-            own = {key: value for key, value in vars(part).items() if isinstance(value, kinds)}
-            is_set = hasattr(part, "set_epoch")  # and so is the same in a resumed run
-            if not is_set and not any(part is other for other in known):
-                yield path, part, {key: value for key, value in own.items() if key[0] != "_"}
-            known.append(part)
-            path, part = f"{path}.dataset", getattr(part, "dataset", None)  # of a Subset
+        yield (f"data set {number}",), getattr(loader, "dataset", None)
+        yield (f"sampler {number}",), getattr(loader, "sampler", None)
+        yield (f"collate_fn {number}",), getattr(loader, "collate_fn", None)
 
 
-def _is_users(item: Any) -> bool:
-    """Whether an object's class is neither of a library nor of this package."""
-    name = type(item).__module__
-    file = getattr(sys.modules.get(name), "__file__", None) or ""
-    return bool(file) and not file.startswith(INSTALLED) and not name.startswith("smlightning")
-
-
-def _set(trainer: pl.Trainer, item: Any, name: str, value: Any) -> None:
-    parameter, _, flag = name.rpartition(".")
-    if item is trainer:
-        loop.set_epoch_sum(trainer, name, value)
-    elif flag == "requires_grad":
-        item._parameters[parameter].requires_grad_(value)
-    elif name == "training":
-        loop.set_module_mode(trainer, item, value)
-    elif isinstance(item, torch.nn.Module) and name in item._buffers:
-        item._buffers[name] = value
-    else:
-        setattr(item, name, value)
-
-
-def _values(
-    trainer: pl.Trainer, take: Take, wanted: dict[Name, Any] | None = None
-) -> dict[Name, Any]:
-    """The attributes that can be saved, as plain values; if ``wanted`` is given, only those."""
+def _mark_of_own(trainer: pl.Trainer) -> Mark:
+    """How parts of model, callbacks, loggers and optimizers are compared."""
     saved = map(_local, trainer.lightning_module.state_dict().values())
-    weights = {tensor.data_ptr() for tensor in saved if _is_plain(tensor)}
+    weights = {tensor.data_ptr() for tensor in saved if values.is_usual(tensor)}
+    every: Any = trainer
+    optimizers = {*map(id, trainer.optimizers)}
+    by_lightning = {id(each) for each in every.callbacks if values.has_state(each)}
+    by_lightning.update(id(each.scheduler) for each in trainer.lr_scheduler_configs)
 
-    def taken(tensor: torch.Tensor) -> Any:
-        if take is _mark:
-            tensor = _local(tensor)  # no checkpoint holds a shard, but it is noticed
-        if not _is_plain(tensor) or (tensor.numel() and tensor.data_ptr() in weights):
-            raise _OtherError  # a part of the model by another name, say
-        return take(tensor.detach())
+    def taken(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and (not values.is_usual(value) or is_weight(value)):
+            raise values.OtherError  # a part of the model by another name, say
+        return values.content(value)
 
-    values = {}
-    for owner, item, own in _owners(trainer):
-        for name, value in own.items():
-            if wanted is None or (owner, name) in wanted:
-                try:
-                    values[owner, name] = _plain(value, taken)
-                except Exception:  # of any class: these objects are the user's
-                    if take is _mark and _is_users(item):
-                        values[owner, name] = _identity(value, taken)
-    return values
+    def is_weight(tensor: Any) -> bool:
+        return values.is_usual(tensor) and tensor.numel() and tensor.data_ptr() in weights
+
+    def mark(value: Any) -> Any:
+        if isinstance(value, OF_DATA) or id(value) in by_lightning:
+            return SAVED
+        if isinstance(value, torch.Tensor):
+            local = _local(value)  # no checkpoint holds a shard, but it is noticed
+            return SAVED if is_weight(local) else values.mark(local.detach(), values.content)
+        return None if id(value) in optimizers else values.mark(value, taken)
+
+    return mark
+
+
+def _mark_of_data(apart: set[int], large: int = LARGE) -> Mark:
+    """How parts of the data are compared: little is read of what is large.
+
+    Args:
+        apart: ids of objects that are not the data's own.
+        large: items of a collection that is copied, and compared without entering its items.
+    """
+
+    def mark(value: Any) -> Any:
+        is_set = isinstance(value, Dataset | Sampler) and hasattr(value, "set_epoch")
+        is_repeated = isinstance(value, Sampler) and remembers(value)
+        if is_set or is_repeated or isinstance(value, IterableDataset) or id(value) in apart:
+            return SAVED  # as far as the loaders resume it
+        if isinstance(value, pl.LightningDataModule):
+            return None
+        if isinstance(value, COLLECTIONS) and len(value) > large:
+            return copy.copy(value)
+        return values.mark(value, values.ends)
+
+    return mark
+
+
+def _marks_within(state: Any, mark: Mark) -> list[Any]:
+    """The marks of all values within a state."""
+    found = []
+    for _ in walk([((), state)], lambda value: found.append(mark(value)), {}):
+        pass
+    return found
 
 
 def _local(tensor: Any) -> Any:
     """This rank's shard of a sharded tensor; any other value as it is."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
-
-
-def _is_plain(tensor: Any) -> bool:
-    return type(tensor) is torch.Tensor and tensor.layout == torch.strided
-
-
-def _identity(value: Any, take: Take) -> Any:
-    """A mark of an object that cannot be saved: it changes with the object's own attributes."""
-    is_module = isinstance(value, torch.nn.Module)  # the model itself, or a sharded one
-    inside = value.state_dict() if is_module else getattr(value, "__dict__", {})
-    parts = []
-    for name, part in inside.items():
-        try:
-            parts.append((name, _plain(part, take)))
-        except Exception:
-            parts.append((name, 0 if is_module else id(part)))
-    return type(value).__qualname__, parts or id(value)
-
-
-def _mark(tensor: torch.Tensor) -> Any:
-    step = -(-tensor.numel() // HASHED) or 1
-    total = checksums([tensor]) if step > 1 else []
-    return tuple(tensor.shape), total, digest(tensor.flatten()[::step])
-
-
-def _copy(tensor: torch.Tensor) -> Any:
-    moved = tensor.device.type != "cpu"
-    return {KIND: "tensor", "value": tensor.to("cpu", copy=True), "moved": moved}
-
-
-# Values
-
-
-def _plain(value: Any, take: Take, depth: int = 0) -> Any:
-    """A value as plain data.
-
-    Raises:
-        _OtherError: it cannot be saved.
-    """
-
-    def within(part: Any) -> Any:
-        return _plain(part, take, depth + 1)
-
-    if type(value) in PLAIN:
-        return value
-    if depth > DEPTH or isinstance(value, LEFT_OUT):
-        raise _OtherError
-    if isinstance(value, torch.Tensor):
-        return take(value)
-    if isinstance(value, np.generic):
-        return within(value.item())
-    if type(value) in (list, tuple, set):
-        return type(value)(map(within, value))
-    if type(value) in MAPPINGS and all(type(key) in PLAIN for key in value):
-        return {key: within(part) for key, part in value.items()}
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-        return {KIND: "array", "value": take(torch.tensor(value))}
-    if isinstance(value, deque):
-        return {KIND: "deque", "value": [*map(within, value)]}
-    if isinstance(value, torch.Generator):
-        return {KIND: "torch generator", "value": take(value.get_state())}
-    if isinstance(value, np.random.Generator):
-        return {KIND: "numpy generator", "value": within(value.bit_generator.state)}
-    if isinstance(value, random.Random):
-        return {KIND: "python generator", "value": value.getstate()}
-    if isinstance(value, torch.nn.Module):  # no part of the model: an average of it, say
-        return {KIND: "module", "value": [within(value.state_dict()), _own(value, within)]}
-    if callable(getattr(value, "state_dict", None)) and hasattr(value, "load_state_dict"):
-        return {KIND: "state_dict", "value": within(value.state_dict())}
-    raise _OtherError
-
-
-def _own(module: torch.nn.Module, within: Callable[[Any], Any]) -> list[Any]:
-    """Path, name and value of the attributes that can be saved, of a module and those in it."""
-    found = []
-    for path, each in module.named_modules():
-        for name, value in vars(each).items():
-            if name not in HIDDEN:
-                with contextlib.suppress(_OtherError):
-                    found.append([path, name, within(value)])
-    return found
-
-
-def _restored(saved: Any, present: Any, trainer: pl.Trainer) -> Any:
-    """The value that `_plain` gave; where it can be, the object that is present is changed."""
-
-    def within(part: Any) -> Any:
-        return _restored(part, None, trainer)
-
-    if type(saved) in (list, tuple, set):
-        fits = type(present) is type(saved) and len(present) == len(saved)
-        pairs = zip(saved, present if fits else len(saved) * [None], strict=True)
-        items = type(saved)(_restored(part, other, trainer) for part, other in pairs)
-        if type(present) is list is type(saved):
-            present[:] = items
-            return present
-        return items
-    if type(saved) is not dict:
-        return saved
-    if KIND not in saved:
-        here = present if isinstance(present, dict) else {}
-        mapping = {key: _restored(part, here.get(key), trainer) for key, part in saved.items()}
-        if here is not present:
-            return mapping
-        present.clear()
-        present.update(mapping)
-        return present
-    kind, value = saved[KIND], saved["value"]
-    if kind == "tensor":
-        return value.to(trainer.strategy.root_device) if saved["moved"] else value.clone()
-    if kind == "array":
-        return within(value).numpy()
-    if kind == "deque":
-        present.clear()
-        present.extend(within(value))
-    if kind == "torch generator":
-        present.set_state(within(value))
-    if kind == "numpy generator":
-        present.bit_generator.state = within(value)
-    if kind == "python generator":
-        present.setstate(value)
-    if kind == "module":
-        present.load_state_dict(within(value[0]))
-        for path, name, part in value[1]:
-            setattr(present.get_submodule(path), name, within(part))
-    if kind == "state_dict":
-        present.load_state_dict(within(value))
-    return present

@@ -2,7 +2,7 @@
 rank).
 
 Before it reads a row, `data/exact.py` seeds the generators of torch, numpy and Python, and those
-that a data set keeps as attributes: on any rank, in any loader worker, and after a resume. A data
+in the data set's attributes: on any rank, in any loader worker, and after a resume. A data
 set that gathers a batch at once calls `generator` for each row:
 
     def __getitem__(self, batch):
@@ -11,18 +11,19 @@ set that gathers a batch at once calls `generator` for each row:
 
 import random
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils.data import Dataset, Sampler
 
-ORDER, ROW, BATCH, OWN, STREAM, STEP = range(6)  # the uses of random numbers
+from smlightning.parts import generators
+
+# The uses of random numbers.
+ORDER, ROW, BATCH, OWN, STREAM, STEP, TRANSFER, EPOCH, VALIDATION = range(9)
 ALIKE = 2  # batches of a run for which streams have the same random numbers on all ranks
 MASK = 2**64 - 1
-GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-DEPTH = 4  # of attributes in which own generators are searched
-LONGEST = 100  # items of a list or dictionary in which they are searched
 
 
 class Moment(NamedTuple):
@@ -95,21 +96,5 @@ def seed_generators(number: int, own: Iterable[Any] = ()) -> None:
 
 
 def own_generators(part: Any) -> list[Any]:
-    """Generators in the attributes of an object, and of the objects in it."""
-    found: dict[int, Any] = {}
-    known: set[int] = set()
-
-    def search(value: Any, depth: int) -> None:
-        if isinstance(value, GENERATORS):
-            found[id(value)] = value
-        if depth == 0 or id(value) in known or isinstance(value, type | np.ndarray | torch.Tensor):
-            return
-        known.add(id(value))
-        inside: Any = getattr(value, "__dict__", {})
-        if isinstance(value, Mapping | list | tuple):
-            inside = value if len(value) <= LONGEST else ()
-        for each in [*inside.values()] if isinstance(inside, Mapping) else inside:
-            search(each, depth - 1)
-
-    search(part, DEPTH)
-    return [*found.values()]
+    """Generators in an object; not those of the rows that a sampler chooses from."""
+    return generators(part, outside=(Dataset,) if isinstance(part, Sampler) else ())
