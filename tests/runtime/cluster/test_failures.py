@@ -152,22 +152,32 @@ def test_the_reason_of_nccl_is_in_the_log_and_the_failure_file(
 
 
 HANGS = """
-def before_step(model, i):
-    time.sleep(100 * (RANK == 1 and i == 10))
+def hang(model, *_):
+    time.sleep(100 * (RANK == 1 and model.trainer.global_step == 10))
 
+{hook} = hang
 with dist.session():
     fit(hang_seconds=4.0)
 """
 
 
-def test_ranks_that_hang_end_with_their_stacks_and_the_line_of_each(tmp_path: Path) -> None:
-    statuses, said = forked.wait_for_all(start(tmp_path, HANGS), 60)
+@pytest.mark.parametrize(
+    ("hook", "part", "others"),
+    [
+        ("before_step", "step 11", "backward of step 11"),
+        ("Model.on_before_optimizer_step", "update of step 11", "fetching the batch after step 11"),
+    ],
+)
+def test_ranks_that_hang_end_with_their_stacks_and_the_line_of_each(
+    hook: str, part: str, others: str, tmp_path: Path
+) -> None:
+    statuses, said = forked.wait_for_all(start(tmp_path, HANGS.format(hook=hook)), 60)
     assert statuses == (1, 1), said
     for number, log in enumerate(said):
         cause = (tmp_path / f"output{number}" / "failure").read_text()
         assert cause.startswith("no progress for 4 s: "), cause
-        line = r"rank 1 on host algo-2 was in step 11, job\.py:\d+ before_step"
-        assert re.search(line, cause) and "rank 0 on host algo-1 was in backward of step 1" in cause
+        line = rf"rank 1 on host algo-2 was in {part}, job\.py:\d+ hang"
+        assert re.search(line, cause) and f"rank 0 on host algo-1 was in {others}" in cause
         assert f"stacks of rank {number} on host" in log and f"error: {cause}" in log
 
 

@@ -37,6 +37,8 @@ POLL_SECONDS = 0.05  # how often a waiting rank looks at the store
 CAUSE_SECONDS = 5.0  # in which the other ranks report how they ended, after a failure
 LINGER_SECONDS = 0.5  # rank 0 may keep the store: it stays so long for the others to read it
 MOST_RANKS = 8  # in a sentence about a hang
+# The part of a step, by the innermost of these functions on the stack.
+PARTS = {"training_step": "", "backward": "backward of ", "optimizer_step": "update of "}
 
 CONNECTION_ENDED = r"[Cc]onnection (reset|closed|refused|was likely closed)|Broken pipe"
 # ncclRemoteError; what NCCL's transports report of a socket (nccl: src/misc/socket.cc); and torch,
@@ -426,7 +428,8 @@ def doing(activity: str) -> None:
 def main_thread_location() -> str:
     """The activity of the main thread, with the innermost line of the user's code, else of any."""
     frames = [frame for frame in _frames() if frame.f_code not in _state.outer]
-    activity = _state.activity
+    names = [frame.f_code.co_name for frame in frames]
+    activity = next((PARTS[name] for name in names if name in PARTS), "") + _state.activity
     own = [frame for frame in frames if errors.is_users_file(frame.f_code.co_filename)]
     for frame in [*own, *frames][:1]:
         file = Path(frame.f_code.co_filename).name

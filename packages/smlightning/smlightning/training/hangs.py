@@ -25,9 +25,9 @@ def slow() -> Iterator[None]:
 class HangTimeout(pl.Callback):
     """Ends a job whose ranks wait for one that makes no progress.
 
-    Marks are the beginnings and ends of batches, backward passes and updates. The rank that waits
-    longest ends first; the others follow, and the failure file has the line of each rank. A single
-    process is not watched: a slow step or a debugger is not a hang.
+    Marks are the beginnings and ends of batches. The rank that waits longest ends first; the others
+    follow, and the failure file has the line of each rank. A single process is not watched: a slow
+    step or a debugger is not a hang.
 
     It watches from now to the end of the session. Before training, and between training and the
     test, the time from one mark to the next may be SLOW_FACTOR times as long: ranks read, prepare
@@ -56,12 +56,6 @@ class HangTimeout(pl.Callback):
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
         _mark(f"step {loop.steps(trainer) + 1}")
-
-    def on_before_backward(self, trainer: pl.Trainer, *_: Any) -> None:
-        _mark(f"backward of step {loop.steps(trainer) + 1}")
-
-    def on_before_optimizer_step(self, trainer: pl.Trainer, *_: Any) -> None:
-        _mark(f"update of step {loop.steps(trainer) + 1}")
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         _mark(f"fetching the batch after step {loop.steps(trainer) + 1}")
