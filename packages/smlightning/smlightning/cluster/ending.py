@@ -214,8 +214,7 @@ def end(error: BaseException) -> BaseException:
         return error
     if cause.kind == "stopped":
         return Stopped()
-    me = ranks.cluster.name(own.rank)
-    return ClusterError(f"{me} ended because {cause.problem}", cause.hint)
+    return ClusterError(f"{_name(own.rank)} ended because {cause.problem}", cause.hint)
 
 
 def exit_now(own: RankOutcome) -> NoReturn:

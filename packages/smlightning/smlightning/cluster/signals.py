@@ -19,13 +19,12 @@ import threading
 from typing import Any
 
 from smlightning.cluster import ending, watch
-from smlightning.cluster.watch import SIGNALS
 
 _state = watch.state
 
 
 def install() -> None:
-    """Handle SIGNALS; call it once, in the main thread, before anything slow."""
+    """Handle ``watch.SIGNALS``; call it once, in the main thread, before anything slow."""
     faulthandler.enable(sys.__stderr__ or 2)  # stacks if native code aborts the process
     # Python runs handlers between two instructions of the main thread. The descriptor is written to
     # even while that thread waits in native code.
@@ -33,7 +32,7 @@ def install() -> None:
     atexit.register(ending.exit_if_stopped)
     if hasattr(os, "register_at_fork"):  # Windows has no fork
         os.register_at_fork(after_in_child=_release_signals)
-    for number in SIGNALS:  # last: from here on one may come
+    for number in watch.SIGNALS:  # last: from here on one may come
         signal.signal(number, _handle)
 
 
@@ -66,7 +65,7 @@ def exit_on_signal() -> None:
 
 def complete() -> int:
     """Returns 0, the status of a process whose work is done; no later signal changes it."""
-    for number in SIGNALS:
+    for number in watch.SIGNALS:
         if signal.getsignal(number) is _handle:
             signal.signal(number, signal.SIG_IGN)
     return 0
@@ -86,7 +85,7 @@ def ignore_signals_in_workers(*_: Any) -> None:
 
 def _obey_only(parent: int) -> None:
     """Ignore signals, except for SIGTERM of this process."""
-    for number in SIGNALS:
+    for number in watch.SIGNALS:
         if number != signal.SIGTERM:
             signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):  # not on macOS and Windows
@@ -141,7 +140,7 @@ def _release_signals() -> None:
     During training the children are loader workers, which only their parent ends.
     """
     signal.set_wakeup_fd(-1)
-    for number in SIGNALS:
+    for number in watch.SIGNALS:
         if signal.getsignal(number) is _handle:
             signal.signal(number, signal.SIG_DFL)
     if _state.grace == math.inf:  # during training

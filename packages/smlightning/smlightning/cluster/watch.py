@@ -1,12 +1,12 @@
-"""The thread that ends this process when its main thread does not, as while that is in native code.
+"""The thread that ends this process when its main thread does not: that may wait in native code.
 
-It ends the process
+The process ends
 
 - at a second signal, and GRACE seconds after the first one or after `ending.Stopped`;
 - LEAVE_SECONDS after another rank has ended or the ranks' store is gone;
 - when the hang timeout passes without a mark of progress.
 
-The main thread only sets `state`. This module needs no torch.
+The main thread only changes `state`. This module needs no torch.
 """
 
 import contextlib
@@ -62,15 +62,9 @@ class State:
 state = State()
 
 
-def begin(factor: int) -> None:
-    """Watch the main thread's progress from now on."""
-    state.marked_at, state.factor = time.monotonic(), factor
-
-
-def mark() -> None:
-    """The main thread makes progress."""
-    if state.marked_at < math.inf:
-        state.marked_at = time.monotonic()
+def mark(factor: int) -> None:
+    """The main thread makes progress; from now on it is watched, with this factor."""
+    state.marked_at, state.factor = time.monotonic(), factor  # in this order: the thread reads them
 
 
 @functools.cache
@@ -166,8 +160,8 @@ def _check_progress(rank: int) -> None:
     Native code that holds the interpreter's lock stops this thread, too: then the timer, which is
     written in C, ends the process.
     """
-    timeout = max(SLOW_FACTOR * state.hang_seconds, LEAVE_SECONDS)
-    faulthandler.dump_traceback_later(timeout, exit=True, file=sys.__stderr__ or 2)
+    timer = max(SLOW_FACTOR * state.hang_seconds, LEAVE_SECONDS)  # longer than a report takes
+    faulthandler.dump_traceback_later(timer, exit=True, file=sys.__stderr__ or 2)
     seconds = state.hang_seconds * state.factor
     if time.monotonic() - state.marked_at > seconds:
         problem = f"no progress for {seconds:.0f} s"

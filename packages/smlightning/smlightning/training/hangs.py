@@ -18,7 +18,8 @@ def slow() -> Iterator[None]:
     try:
         yield
     finally:
-        watch.mark()
+        if watch.state.marked_at < math.inf:
+            watch.mark(before)
         watch.state.factor = before
 
 
@@ -41,7 +42,7 @@ class HangTimeout(pl.Callback):
         ranks = ending.ranks()
         if ranks and ranks.store:
             watch.state.session, watch.state.hang_seconds = ranks, seconds
-            watch.begin(watch.SLOW_FACTOR)
+            watch.mark(watch.SLOW_FACTOR)
 
     def setup(self, *_: Any, **__: Any) -> None:
         _mark("before training")
@@ -50,7 +51,7 @@ class HangTimeout(pl.Callback):
     on_fit_start = setup
 
     def on_train_start(self, *_: Any, **__: Any) -> None:
-        watch.begin(1)
+        watch.mark(1)
 
     on_sanity_check_start = on_test_start = on_train_start
 
@@ -83,4 +84,5 @@ class HangTimeout(pl.Callback):
 
 def _mark(activity: str) -> None:
     ending.doing(activity)
-    watch.mark()
+    if watch.state.marked_at < math.inf:
+        watch.mark(watch.state.factor)
