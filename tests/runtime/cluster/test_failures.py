@@ -152,22 +152,32 @@ def test_the_reason_of_nccl_is_in_the_log_and_the_failure_file(
 
 
 HANGS = """
-def before_step(model, i):
-    time.sleep(100 * (RANK == 1 and i == 10))
+def hang(model, *_):
+    time.sleep(100 * (RANK == 1 and model.trainer.global_step == 10))
 
+{hook} = hang
 with dist.session():
     fit(hang_seconds=4.0)
 """
 
 
-def test_ranks_that_hang_end_with_their_stacks_and_the_line_of_each(tmp_path: Path) -> None:
-    statuses, said = forked.wait_for_all(start(tmp_path, HANGS), 60)
+@pytest.mark.parametrize(
+    ("hook", "part", "others"),
+    [
+        ("before_step", "step 11", "backward of step 11"),
+        ("Model.on_before_optimizer_step", "update of step 11", "fetching the batch after step 11"),
+    ],
+)
+def test_ranks_that_hang_end_with_their_stacks_and_the_line_of_each(
+    hook: str, part: str, others: str, tmp_path: Path
+) -> None:
+    statuses, said = forked.wait_for_all(start(tmp_path, HANGS.format(hook=hook)), 60)
     assert statuses == (1, 1), said
     for number, log in enumerate(said):
         cause = (tmp_path / f"output{number}" / "failure").read_text()
         assert cause.startswith("no progress for 4 s: "), cause
-        line = r"rank 1 on host algo-2 was in step 11, job\.py:\d+ before_step"
-        assert re.search(line, cause) and "rank 0 on host algo-1 was in backward of step 1" in cause
+        line = rf"rank 1 on host algo-2 was in {part}, job\.py:\d+ hang"
+        assert re.search(line, cause) and f"rank 0 on host algo-1 was in {others}" in cause
         assert f"stacks of rank {number} on host" in log and f"error: {cause}" in log
 
 
@@ -219,6 +229,7 @@ UNEVEN = """
 from pathlib import Path
 from smlightning.cluster import collectives
 from smlightning.checkpoints.callback import Checkpoints
+from smlightning.training.loaders import Loaders
 
 class Stream(torch.utils.data.IterableDataset):
     def __iter__(self):
@@ -235,7 +246,8 @@ Model.validation_step = Model.test_step = evaluate
 Model.on_validation_epoch_end = Model.on_test_epoch_end = log_sum
 Model.val_dataloader = Model.test_dataloader = lambda model: torch.utils.data.DataLoader(Stream())
 with dist.session():
-    kept = Checkpoints(Path(os.environ["SM_OUTPUT_DIR"]), {}, monitor="val/loss", mode="min")
+    options = {"monitor": "val/loss", "mode": "min", "loaders": Loaders(1)}
+    kept = Checkpoints(Path(os.environ["SM_OUTPUT_DIR"]), {}, **options)
     kept.resume("never")
     model, trainer = fit(more=[kept])
     trainer.test(model, verbose=False)
@@ -253,10 +265,12 @@ def test_ranks_may_evaluate_different_numbers_of_batches(tmp_path: Path) -> None
 MISSING = """
 from pathlib import Path
 from smlightning.checkpoints.callback import Checkpoints
+from smlightning.training.loaders import Loaders
 
 with dist.session():
     os.chdir(Path(os.environ["SM_OUTPUT_DIR"]).parent / f"host{RANK}")
-    Checkpoints(Path("kept"), {}, monitor="val/loss", mode="min").resume("auto")
+    options = {"monitor": "val/loss", "mode": "min", "loaders": Loaders(1)}
+    Checkpoints(Path("kept"), {}, **options).resume("auto")
 """
 
 

@@ -13,7 +13,7 @@ import small
 
 import forked
 from smlightning.checkpoints import files as checkpoint_files
-from smlightning.cluster import signals
+from smlightning.cluster import watch
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
 
@@ -61,7 +61,7 @@ def test_a_second_signal_ends_at_once() -> None:
     run.send_signal(signal.SIGINT)
     time.sleep(0.1)
     run.send_signal(signal.SIGINT)  # the same: a terminal and torchrun's agent pass Ctrl-C on
-    time.sleep(signals.SAME + 1)  # counted from when a busy machine notices the first one
+    time.sleep(watch.SAME + 1)  # counted from when a busy machine notices the first one
     assert run.poll() is None
     run.send_signal(signal.SIGTERM)
     assert run.wait(10) == 143
@@ -71,15 +71,19 @@ def test_a_second_signal_ends_at_once() -> None:
 def test_native_code_that_does_not_return_is_ended() -> None:
     """Python's handler never runs here: the main thread waits in C, as when the ranks connect."""
     code = (
-        "from smlightning.cluster import signals; import threading, ctypes; "
-        "signals.install(); print('ready', flush=True); "
-        "ctypes.CDLL(None).pause(); ctypes.CDLL(None).sleep(60)"
+        "from smlightning.cluster import signals; import ctypes; "
+        "signals.install(); c = ctypes.CDLL(None); lock = ctypes.create_string_buffer(128); "
+        "c.pthread_mutex_init(lock, None); c.pthread_mutex_lock(lock); "
+        "print('ready', flush=True); c.pthread_mutex_lock(lock)"
     )
     run = python(code)
     time.sleep(0.2)
     run.send_signal(signal.SIGTERM)
-    assert run.wait(signals.GRACE + 3) == 143
-    assert "nothing was trained yet: start the same command again" in run.communicate()[1]
+    assert run.wait(watch.GRACE + 3) == 143
+    assert run.communicate()[1] == (
+        "ended by SIGTERM: the run did not stop in time; "
+        "nothing was trained yet: start the same command again\n"
+    )
 
 
 WORKER = """

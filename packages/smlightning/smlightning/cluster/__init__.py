@@ -12,6 +12,7 @@
 - `shards`: states with tensors that are sharded among the ranks: ``split``, ``join``.
 - `smddp`: DDP with SageMaker's data parallel library: ``SmddpStrategy``.
 - `collectives`: reductions over the ranks: ``all_sum``, ``any_rank``, ``sum_over_ranks``.
+- `watch`: the thread that ends a rank when its main thread does not: ``start``. It needs no torch.
 - `signals`: stops a run in order: ``install``, ``defer``. It needs no torch.
 - `all_reduce`: a check that the ranks add up numbers correctly: ``verify_all_reduce``.
 """

@@ -4,8 +4,8 @@ Each rank that ends appends its `RankOutcome` to one list in the ranks' store. T
 a cause is the cause on every rank, whatever errors the others get from it. A rank without an
 outcome CAUSE_SECONDS after another one's counts as killed.
 
-`end` is for the main thread, and returns the error to raise. `exit_now` is for other threads, while
-the main thread waits in native code or in a collective: a second signal, a hang, a lost rank.
+`end` is for the main thread, and returns the error to raise. `exit_now` is for the thread of
+watch.py, while the main one waits in native code or in a collective.
 """
 
 import atexit
@@ -20,6 +20,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import CodeType, FrameType
@@ -33,11 +34,11 @@ STOPPED = 128 + signal.SIGTERM  # the status of a process that a signal stopped
 OUTCOMES = "outcomes"  # the key of the list
 CAUSES = ("failed", "hung", "stopped")
 POLL_SECONDS = 0.05  # how often a waiting rank looks at the store
-FOLLOW_SECONDS = 1.0  # how often any rank looks whether another one ended
 CAUSE_SECONDS = 5.0  # in which the other ranks report how they ended, after a failure
 LINGER_SECONDS = 0.5  # rank 0 may keep the store: it stays so long for the others to read it
-LEAVE_SECONDS = 10.0  # in which a rank leaves after another one ended, or its thread ends it
 MOST_RANKS = 8  # in a sentence about a hang
+# The part of a step, by the innermost of these functions on the stack.
+PARTS = {"training_step": "", "backward": "backward of ", "optimizer_step": "update of "}
 
 CONNECTION_ENDED = r"[Cc]onnection (reset|closed|refused|was likely closed)|Broken pipe"
 # ncclRemoteError; what NCCL's transports report of a socket (nccl: src/misc/socket.cc); and torch,
@@ -89,7 +90,6 @@ class _State:
 
 
 _state = _State()
-_exiting = threading.Lock()  # held by the thread that ends this process
 
 
 class Stopped(SystemExit):
@@ -117,17 +117,13 @@ def ranks() -> Ranks | None:
 
 
 def enter(ranks: Ranks) -> None:
-    """A session begins: from now on this rank ends soon after another one has ended."""
+    """A session begins."""
     _state.ranks = ranks
     _state.outer = frozenset(frame.f_code for frame in _frames())
-    if ranks.connect:
-        threading.Thread(target=_follow, args=(ranks,), name="follow", daemon=True).start()
 
 
 def leave() -> None:
     """The session is over."""
-    if _state.ranks:
-        _state.ranks.over.set()
     _state.ranks = None
 
 
@@ -139,14 +135,12 @@ def outcomes(store: RankStore) -> dict[int, RankOutcome]:
     return found
 
 
-def publish(own: RankOutcome, store: RankStore) -> dict[int, RankOutcome]:
-    """Report this rank's outcome to the other ranks; returns all outcomes so far."""
+def publish(own: RankOutcome, store: RankStore) -> None:
+    """Report this rank's outcome to the other ranks."""
     store.append(OUTCOMES, asdict(own))
-    found = outcomes(store)
-    cause = _first_cause(found)
+    cause = first_cause(outcomes(store))
     if cause and cause.kind == "failed":  # at once: a launcher may end this process
         _write_failure(cause)
-    return found
 
 
 # Ending
@@ -220,25 +214,22 @@ def end(error: BaseException) -> BaseException:
         return error
     if cause.kind == "stopped":
         return Stopped()
-    me = ranks.cluster.name(own.rank)
-    return ClusterError(f"{me} ended because {cause.problem}", cause.hint)
+    return ClusterError(f"{_name(own.rank)} ended because {cause.problem}", cause.hint)
 
 
 def exit_now(own: RankOutcome) -> NoReturn:
-    """End this process from a thread, while its main thread waits in native code or for a rank."""
-    if not _exiting.acquire(blocking=False):
-        threading.Event().wait()
+    """End this process, while its main thread waits in native code or for a rank."""
     if own.kind == "hung":
         _print(f"stacks of {_name(own.rank)}:")
         faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
     cause, ranks = own, _state.ranks
-    if ranks and ranks.connect:
-        found: list[_Found] = []
+    if ranks and ranks.store:
+        found, seconds = _without_store(own, {}), CAUSE_SECONDS + 2 * LINGER_SECONDS
         # In a thread: a store on a frozen host does not answer.
-        asking = threading.Thread(target=_ask, args=(own, ranks, found), daemon=True)
-        asking.start()
-        asking.join(CAUSE_SECONDS + 2 * LINGER_SECONDS)
-        cause = _cause(own, ranks.cluster, *(found[0] if found else _without_store(own, {})))
+        with contextlib.suppress(Exception):
+            asking = ThreadPoolExecutor(1).submit(_ask, own, ranks.cluster, ranks.store)
+            found = asking.result(seconds)
+        cause = _cause(own, ranks.cluster, *found)
     if cause.kind != "stopped":
         _write_failure(cause)
     if own.kind != "stopped":
@@ -248,16 +239,9 @@ def exit_now(own: RankOutcome) -> NoReturn:
 
 
 def exit_stopped(reason: str) -> NoReturn:
-    """End this process from a thread, after a signal."""
+    """End this process after a signal."""
     _print(reason)
     exit_now(_stopped())
-
-
-def exit_hung(seconds: float) -> NoReturn:
-    """End this process from a thread, since the main thread has made no progress for so long."""
-    problem = f"no progress for {seconds:.0f} s"
-    hint = "compare the ranks' stacks in the log, or raise --hang_seconds"
-    exit_now(RankOutcome(_rank(), "hung", problem, hint, main_thread_location()))
 
 
 def exit_if_stopped() -> None:
@@ -304,33 +288,9 @@ def _write_failure(outcome: RankOutcome) -> None:
 _Found = tuple[dict[int, RankOutcome], list[int]]
 
 
-def _follow(ranks: Ranks) -> None:
-    """End this rank after another one has ended, unless its main thread does so in time."""
-    own, found = RankOutcome(ranks.cluster.rank, "lost"), dict[int, RankOutcome]()
-    assert ranks.connect
-    try:
-        store = ranks.connect()
-        while all(outcome.kind == "done" for outcome in found.values()):
-            if ranks.over.wait(FOLLOW_SECONDS):
-                return
-            found = outcomes(store)
-        cause = _first_cause(found)
-        if cause and cause.kind == "hung":
-            exit_now(replace(cause, rank=own.rank, seen=main_thread_location()))
-        if own.rank not in found:
-            publish(own, store)
-    except RuntimeError:  # the store is gone with rank 0
-        pass
-    if not ranks.over.wait(LEAVE_SECONDS):
-        exit_now(own)
-
-
-def _ask(own: RankOutcome, ranks: Ranks, found: list[_Found]) -> None:
-    assert ranks.connect
-    with contextlib.suppress(RuntimeError):
-        store = ranks.connect()
-        publish(own, store)
-        found.append(_wait(own, ranks.cluster, store))
+def _ask(own: RankOutcome, cluster: Cluster, store: RankStore) -> _Found:
+    publish(own, store)
+    return _wait(own, cluster, store)
 
 
 def _wait(own: RankOutcome, cluster: Cluster, store: RankStore) -> _Found:
@@ -359,7 +319,7 @@ def _cause(
     own: RankOutcome, cluster: Cluster, found: Mapping[int, RankOutcome], silent: Sequence[int]
 ) -> RankOutcome:
     """The first outcome that is a cause, else that of ranks without a report, else its own."""
-    first = _first_cause(found)
+    first = first_cause(found)
     if first and first.kind == "hung":
         where = [f"{cluster.name(rank)} does not answer" for rank in silent]
         where += [f"{cluster.name(other.rank)} was in {other.seen}" for other in found.values()]
@@ -376,7 +336,8 @@ def _cause(
     )
 
 
-def _first_cause(found: Mapping[int, RankOutcome]) -> RankOutcome | None:
+def first_cause(found: Mapping[int, RankOutcome]) -> RankOutcome | None:
+    """The first outcome that is a cause."""
     return next((outcome for outcome in found.values() if outcome.kind in CAUSES), None)
 
 
@@ -439,7 +400,7 @@ def _leave_broken_group(error: BaseException) -> None:
     """Leave the group after an error: gloo's end wakes the ranks that wait for this one.
 
     NCCL's is left as it is. To destroy a broken one may block for good (pytorch#141510), and its
-    end aborts the other ranks before they have read the cause, which `_follow` reports to them.
+    end aborts the other ranks before they have read the cause, which watch.py reports to them.
     """
     import torch.distributed
 
@@ -466,11 +427,13 @@ def doing(activity: str) -> None:
 def main_thread_location() -> str:
     """The activity of the main thread, with the innermost line of the user's code, else of any."""
     frames = [frame for frame in _frames() if frame.f_code not in _state.outer]
+    names = [frame.f_code.co_name for frame in frames]
+    activity = next((PARTS[name] for name in names if name in PARTS), "") + _state.activity
     own = [frame for frame in frames if errors.is_users_file(frame.f_code.co_filename)]
-    for frame in [*own, *frames]:
+    for frame in [*own, *frames][:1]:
         file = Path(frame.f_code.co_filename).name
-        return f"{_state.activity}, {file}:{frame.f_lineno} {frame.f_code.co_name}"
-    return _state.activity
+        activity += f", {file}:{frame.f_lineno} {frame.f_code.co_name}"
+    return activity
 
 
 def _frames() -> list[FrameType]:

@@ -22,7 +22,7 @@ import torch.distributed
 from pytorch_lightning.utilities import rank_zero_only
 
 from smlightning import __version__
-from smlightning.cluster import ending, signals, slurm
+from smlightning.cluster import ending, signals, slurm, watch
 from smlightning.cluster.ending import RankOutcome
 from smlightning.cluster.exchange import LateRanks, difference, from_rank_0, to_rank_0
 from smlightning.cluster.location import Cluster, ClusterError, Machine, locate
@@ -104,6 +104,7 @@ def _connect(cluster: Cluster) -> Ranks:
             functools.partial(_open_another, cluster, prefix),
         )
         ending.enter(ranks)
+        watch.start(os.getpid())
     from_rank_0("rank 0", lambda: True, seconds)  # which waits for the others
     infos = to_rank_0("rank information", _rank_info(cluster), seconds)
     # Rank 0 itself may wait so long for the others.

@@ -6,7 +6,7 @@ It imports no heavy module, so a run can be stopped from its first moment on.
 
 While ranks work together (:func:`defer`) the handler only records the signal: they agree on it
 between steps, write one checkpoint and leave together. Otherwise it raises ``ending.Stopped`` at
-once. A thread ends a process that waits in native code, and one that gets a second signal.
+once. watch.py ends a process that waits in native code, and one that gets a second signal.
 """
 
 import atexit
@@ -14,47 +14,25 @@ import faulthandler
 import math
 import os
 import signal
-import socket
 import sys
 import threading
-import time
-from dataclasses import dataclass
 from typing import Any
 
-from smlightning.cluster import ending
+from smlightning.cluster import ending, watch
 
-GRACE = 3.0  # seconds in which a process has to leave once nothing is left to save
-SAME = 1.0  # seconds in which signals are one: a terminal and torchrun's agent both pass Ctrl-C on
-SIGNALS = [signal.SIGINT, signal.SIGTERM]
-if hasattr(signal, "SIGUSR1"):  # Windows has none
-    SIGNALS.append(signal.SIGUSR1)
-
-
-@dataclass
-class _State:
-    """The signal that this process got, and how it reacts."""
-
-    requested: str = ""  # name of the signal
-    deferred: bool = False  # whether the ranks check `requested` between steps
-    advice: str = "nothing was trained yet: start the same command again"
-
-
-_state = _State()
+_state = watch.state
 
 
 def install() -> None:
-    """Handle SIGNALS; call it once, in the main thread, before anything slow."""
+    """Handle ``watch.SIGNALS``; call it once, in the main thread, before anything slow."""
     faulthandler.enable(sys.__stderr__ or 2)  # stacks if native code aborts the process
-    # Python runs handlers between two instructions of the main thread. The socket is written to
+    # Python runs handlers between two instructions of the main thread. The descriptor is written to
     # even while that thread waits in native code.
-    reader, writer = socket.socketpair()
-    writer.setblocking(False)
-    signal.set_wakeup_fd(writer.detach(), warn_on_full_buffer=False)
-    threading.Thread(target=_watch, args=(reader,), name="stop", daemon=True).start()
+    signal.set_wakeup_fd(watch.start(os.getpid()), warn_on_full_buffer=False)
     atexit.register(ending.exit_if_stopped)
     if hasattr(os, "register_at_fork"):  # Windows has no fork
         os.register_at_fork(after_in_child=_release_signals)
-    for number in SIGNALS:  # last: from here on one may come
+    for number in watch.SIGNALS:  # last: from here on one may come
         signal.signal(number, _handle)
 
 
@@ -74,13 +52,12 @@ def defer(advice: str) -> None:
     Args:
         advice: printed when a signal ends this process.
     """
-    _state.deferred = True
-    _state.advice = advice
+    _state.grace, _state.advice = math.inf, advice
 
 
 def exit_on_signal() -> None:
     """From now on a signal ends this process at once; one that came before does so here."""
-    _state.deferred = False
+    _state.grace = watch.GRACE
     if _state.requested:
         _print_stopped()
         raise ending.Stopped
@@ -88,7 +65,7 @@ def exit_on_signal() -> None:
 
 def complete() -> int:
     """Returns 0, the status of a process whose work is done; no later signal changes it."""
-    for number in SIGNALS:
+    for number in watch.SIGNALS:
         if signal.getsignal(number) is _handle:
             signal.signal(number, signal.SIG_IGN)
     return 0
@@ -108,7 +85,7 @@ def ignore_signals_in_workers(*_: Any) -> None:
 
 def _obey_only(parent: int) -> None:
     """Ignore signals, except for SIGTERM of this process."""
-    for number in SIGNALS:
+    for number in watch.SIGNALS:
         if number != signal.SIGTERM:
             signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):  # not on macOS and Windows
@@ -140,18 +117,14 @@ def replace_lightning_signal_handlers(trainer: Any) -> None:
                 f"Lightning changed: {type(owner).__name__} has no {method}; "
                 "correct signals.replace_lightning_signal_handlers"
             )
-        setattr(owner, method, _do_nothing)
-
-
-def _do_nothing() -> None:
-    pass
+        setattr(owner, method, lambda: None)
 
 
 def _handle(number: int, _: Any) -> None:
     if _state.requested:
         return
     _state.requested = signal.Signals(number).name
-    if not _state.deferred:
+    if _state.grace < math.inf:  # else the ranks agree between steps
         _print_stopped()
         raise ending.Stopped
 
@@ -161,34 +134,14 @@ def _print_stopped() -> None:
     os.write(2, f"stopped by {_state.requested}; {_state.advice}\n".encode())
 
 
-def _watch(reader: socket.socket) -> None:
-    """End the process if its time to stop is over or a second signal came."""
-    first_signal = deadline = math.inf
-    reader.settimeout(0.2)
-    while True:
-        try:
-            number = reader.recv(1)[0]
-        except TimeoutError:
-            number = 0
-        now = time.monotonic()
-        if number in SIGNALS and now > first_signal + SAME:
-            ending.exit_stopped(f"ended by a second signal; {_state.advice}")
-        if number in SIGNALS:
-            first_signal = min(first_signal, now)
-            if not _state.deferred:
-                deadline = min(deadline, now + GRACE)
-        if now > min(deadline, ending.stopped_at() + GRACE):
-            ending.exit_stopped(f"ended by {name()}: the run did not stop in time; {_state.advice}")
-
-
 def _release_signals() -> None:
     """Remove the parent's socket and handlers in a forked child.
 
     During training the children are loader workers, which only their parent ends.
     """
     signal.set_wakeup_fd(-1)
-    for number in SIGNALS:
+    for number in watch.SIGNALS:
         if signal.getsignal(number) is _handle:
             signal.signal(number, signal.SIG_DFL)
-    if _state.deferred:
+    if _state.grace == math.inf:  # during training
         _obey_only(os.getppid())

@@ -1,9 +1,8 @@
 """The ranks' store: it works before there is a process group and after one broke."""
 
 import json
-import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from smlightning.cluster.location import Cluster
@@ -57,11 +56,9 @@ class Ranks:
         store: for the main thread; None before the ranks connect, and with one process.
         connect: opens another connection for a thread: the calls of one connection queue.
         exchanges: number of the exchanges of values so far, the same on every rank.
-        over: set at the end of the session.
     """
 
     cluster: Cluster
     store: RankStore | None = None
     connect: Callable[[], RankStore] | None = None
     exchanges: int = 0
-    over: threading.Event = field(default_factory=threading.Event)
