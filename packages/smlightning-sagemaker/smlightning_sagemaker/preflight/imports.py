@@ -68,7 +68,7 @@ Installed = tuple[Mapping[str, list[str]], frozenset[str]]
 
 def installed() -> Installed:
     """The packages that have each module, and the names of all packages, in this environment."""
-    places = [Path(place) for place in sys.path if Path(place).is_dir()]
+    places = [place for place in map(Path, sys.path) if any(place.glob("*.*-info"))]
     return _installed(tuple((place, place.stat().st_mtime_ns) for place in places))
 
 
