@@ -153,8 +153,8 @@ from smlightning_sagemaker import notebook
 from smlightning_sagemaker.preflight import requirements
 requirements.resolved = lambda *_, **__: []
 """
-# The SDK looks up a hundred values of its config file, and before each of them jsonschema checks the
-# SDK's own schema, which takes most of the notebook's time. What the file holds is still validated.
+# The SDK looks up a hundred values of its config file, and before each of them jsonschema checks
+# the SDK's own schema, which takes most of the time. What the file holds is still validated.
 UNCHECKED_SCHEMA = """
 import jsonschema
 from jsonschema.validators import validator_for
