@@ -13,7 +13,7 @@ import sys
 
 import common
 
-COMPARED = ("steps_per_second.py", "preparation.py", "checkpoints.py")
+COMPARED = ("start.py", "steps_per_second.py", "preparation.py", "checkpoints.py")
 ALL = (*COMPARED, "sharding.py")  # gpu.py runs it small
 
 

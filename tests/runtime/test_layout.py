@@ -21,6 +21,7 @@ MODULES = sorted(
 OWNERS = {path.stem for path in (checkout.PROJECT / "src").glob("*.py")}
 # Each room imports only itself and rooms in the lines above it. The runtime's come first.
 LAYERS = (
+    {"lazy_dynamo"},
     {"lazy_imports", "terminal"},
     {"errors", "stored_secrets"},
     {"options", "files", "hub", "parts", "tensors"},

@@ -5,7 +5,6 @@ and not by this machine's. Every index here is a folder of the test's own.
 import hashlib
 import zipfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -246,14 +245,13 @@ def test_a_module_whose_package_may_be_one_that_is_not_installed_here_is_no_erro
     (project.src / "data.py").write_text("import boto3, pytorch_lightning, yaml, wandb\n")
     lock = ["pyyaml==6.0.3", "pytorch-lightning==2.6.5"]
     project.requirements.write_text("".join(f"{pin} --hash=sha256:{'0' * 64}\n" for pin in lock))
-    monkeypatch.setattr(imports, "packages_distributions", lambda: {"boto3": ["boto3"]})
-    monkeypatch.setattr(imports, "distributions", lambda: [SimpleNamespace(name="boto3")])
+    here = {"boto3": ["boto3"]}
+    monkeypatch.setattr(imports, "installed", lambda: (here, frozenset(["boto3"])))
     found = list(imports.imports(JOB, project))
     assert levels(found) == ["skipped", "skipped"]
     assert "imports wandb" in found[0].problem and "imports yaml" in found[1].problem
     assert not any("requirements.in" in each.hint for each in found)
-    installed = {"yaml": ["PyYAML"], "wandb": ["wandb"]}
-    monkeypatch.setattr(imports, "packages_distributions", lambda: installed)
+    here |= {"yaml": ["PyYAML"], "wandb": ["wandb"]}
     (found_here,) = imports.imports(JOB, project)
     assert found_here.level == "error" and "name wandb in" in found_here.hint
 

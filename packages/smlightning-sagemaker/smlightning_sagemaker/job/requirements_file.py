@@ -18,10 +18,14 @@ def lines(path: Path) -> list[str]:
     """
     if not path.is_file():
         return []
-    text = path.read_text(encoding="utf-8", errors="replace")
+    return [*_lines(path.read_text(encoding="utf-8", errors="replace"))]
+
+
+@functools.lru_cache(maxsize=4)  # each check of preflight reads the lock's hundreds of lines
+def _lines(text: str) -> tuple[str, ...]:
     joined = re.sub(r"\\\r?\n", " ", text)
     stripped = (re.sub(r"(^|\s)#.*", "", line).strip() for line in joined.splitlines())
-    return [line for line in stripped if line]
+    return tuple(line for line in stripped if line)
 
 
 @functools.cache

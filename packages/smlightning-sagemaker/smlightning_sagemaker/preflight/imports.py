@@ -1,9 +1,11 @@
 """src/ is Python; what it imports is in requirements.txt, the image, src/ or Python itself."""
 
 import ast
+import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import distributions, packages_distributions
+from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
@@ -35,9 +37,8 @@ def imports(job: Job, project: Project) -> Iterator[Finding]:
     listed = {*locked, *requirements.packages_of(job)}
     known = {*sys.stdlib_module_names, *images.MODULES.values()}
     known |= {path.relative_to(project.src).parts[0].removesuffix(".py") for path in files}
-    providers = packages_distributions()
-    # Any of them may provide a module of another name, as pillow does PIL.
-    not_here = locked - {canonicalize_name(each.name) for each in distributions()}
+    providers, here = installed()
+    not_here = locked - here  # any of them may provide a module of another name, as pillow does PIL
     for key, tree in trees.items():
         for module in sorted(imported_modules(tree) - known):
             known.add(module)  # once
@@ -52,6 +53,22 @@ def imports(job: Job, project: Project) -> Iterator[Finding]:
             package = packages[0] if module in providers else f"the package that has {module}"
             problem = f"imports {module}, which neither requirements.txt nor the image has"
             yield error(key, problem, f"name {package} in src/requirements.in, and run make lock")
+
+
+Installed = tuple[Mapping[str, list[str]], frozenset[str]]
+
+
+def installed() -> Installed:
+    """The packages that have each module, and the names of all packages, in this environment."""
+    places = [place for place in map(Path, sys.path) if any(place.glob("*.*-info"))]
+    return _installed(tuple((place, place.stat().st_mtime_ns) for place in places))
+
+
+@functools.lru_cache(maxsize=1)
+def _installed(places: tuple[tuple[Path, int], ...]) -> Installed:
+    """Reads files of every package, for a second; each installation changes a place's time."""
+    names = frozenset(canonicalize_name(each.name) for each in distributions())
+    return packages_distributions(), names
 
 
 def not_python(key: str, failure: Exception) -> Finding:
