@@ -17,6 +17,7 @@ import torch
 from torch.optim.optimizer import _use_grad_for_differentiable
 
 import checkout
+from lightning_copy import copy_lightning
 from smlightning import lazy_dynamo, lazy_imports
 
 HEAVY = ("transformers", "scipy", "matplotlib", "torch._dynamo", "torch.distributed.tensor")
@@ -341,11 +342,28 @@ def test_workers_that_start_anew_unpickle_metrics(tmp_path: Path) -> None:
     )
 
 
-def test_both_packages_of_lightning_start_without_torch_dynamo() -> None:
-    """`lightning` is `pytorch_lightning` under other names, which the loaders know, too."""
-    for name in lazy_dynamo.IMPORTERS:
-        other = name.replace("lightning_fabric", "lightning.fabric")
-        assert other.replace("pytorch_lightning", "lightning.pytorch") in lazy_dynamo.IMPORTERS
+def test_the_package_lightning_starts_without_heavy_imports_too(tmp_path: Path) -> None:
+    """`lightning` is `pytorch_lightning` under other names, which the loaders know."""
+    paths = [copy_lightning(tmp_path), *checkout.PATHS]
+    run(
+        f"""
+        import sys
+        import smlightning
+        import lightning.pytorch as pl
+        import torch
+        assert not [name for name in {HEAVY} if name in sys.modules]
+        from lightning.pytorch.demos.boring_classes import BoringModel
+        trainer = pl.Trainer(
+            accelerator="cpu", devices=1, max_steps=1, limit_val_batches=1, logger=False,
+            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+        trainer.fit(BoringModel())
+        assert "torch._dynamo" not in sys.modules
+        trainer.fit(torch.compile(BoringModel(), backend="eager"))
+        assert "torch._dynamo" in sys.modules
+        """,
+        start="",
+        PYTHONPATH=os.pathsep.join(map(str, paths)),
+    )
 
 
 def test_what_is_replaced_in_torch_is_there() -> None:
