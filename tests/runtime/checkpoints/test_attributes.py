@@ -97,9 +97,15 @@ class Deep(Line):
         super().__init__()
         self.objects = (Part(), [torch.Generator()])
 
+    def on_fit_start(self) -> None:
+        """A resumed run would copy its weights later in training."""
+        self.initial = [weight.detach().clone() for weight in self.net.parameters()]
+
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         noise = torch.rand(1, generator=self.objects[1][0])  # type: ignore[index]
-        return super().training_step(batch, batch_idx) * (self.objects[0].advance() + noise)
+        pairs = zip(self.net.parameters(), self.initial, strict=True)
+        pull = sum((weight - first).square().sum() for weight, first in pairs)
+        return super().training_step(batch, batch_idx) * (self.objects[0].advance() + noise) + pull
 
 
 @pytest.mark.parametrize("moment", MOMENTS)

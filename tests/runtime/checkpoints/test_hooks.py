@@ -36,7 +36,7 @@ OPTIONS = {"epochs": 3, "checkpoint_steps": 1}
 
 
 MOMENTS = [
-    ("before_batch", 4),
+    ("before_batch", 2),
     ("before_epoch", 2),
     ("before_batch", 2 * BATCHES + 3),
     ("on_validation_batch_end", 5),  # the second epoch's

@@ -30,7 +30,7 @@ from smlightning.checkpoints import values
 from smlightning.cluster import collectives
 from smlightning.data.exact import remembers
 from smlightning.parts import COLLECTIONS, Nodes, Path, generators, parts, walk
-from smlightning.tensors import digest
+from smlightning.tensors import checksums_of_parts, digest, leaves
 from smlightning.training import loop
 from smlightning.training.loaders import all_loaders
 
@@ -55,6 +55,7 @@ class Changes:
         self.at_start: dict[Path, Any] | None = None  # marks
         self.present: dict[Path, Any] = {}  # in the latest search
         self.nodes: Nodes = {}
+        self.always: set[Path] = set()  # parts that count as changed
 
     def search(
         self, roots: Iterable[tuple[Path, Any]], mark: Mark, modes: Mapping[int, bool]
@@ -82,12 +83,13 @@ class Changes:
             self.present[path] = value
             marks[path] = marked = _kind_of(value) if is_node else marked
             then = before.get(path, NOTHING)
+            is_kept = is_leaf and path in self.always
             if path[:-1] in made:
                 top = made[path] = made[path[:-1]]
                 is_state = is_leaf and marked != SAVED
                 if is_state or (is_node and before.get(top, NOTHING) != NOTHING):
                     lost.add(top)
-            elif not _differ(then, marked) or (is_leaf and marked == SAVED):
+            elif marked == SAVED or (not _differ(then, marked) and not is_kept):
                 continue
             elif is_node:
                 made[path] = path
@@ -122,6 +124,7 @@ class Attributes:
         if self.own.at_start is None:
             self.seeded = generators([part for _, part in _of_loaders(trainer)])
             self._search(trainer)
+            self.own.always = _copies_of_weights(trainer, self.own)
             self._restore(trainer)
             self._forget()
 
@@ -229,6 +232,7 @@ class Attributes:
         every.sort(key=lambda item: _is_reference(item[1]))  # after what they lead to is restored
         for path, value in every:
             try:
+                self.own.always.add(path)
                 present = self.own.present.get(path)
                 if _is_reference(value):
                     value = self.own.present[value["value"]]
@@ -301,6 +305,21 @@ def _set(trainer: pl.Trainer, parent: Any, path: Path, value: Any) -> None:
         raise values.OtherError  # this run lacks the object
     else:
         setattr(parent, key, value)
+
+
+def _copies_of_weights(trainer: pl.Trainer, own: Changes) -> set[Path]:
+    """Paths of tensors with the numbers of a weight: a resumed run would copy later weights."""
+    weights = _first_numbers(trainer.lightning_module.state_dict())
+    marks = {path: mark for path, mark in (own.at_start or {}).items() if type(mark) is bytes}
+    kept = [path for path, mark in marks.items() if mark != SAVED]
+    return {path for path in kept if weights & _first_numbers(own.present[path])}
+
+
+def _first_numbers(value: Any) -> set[Any]:
+    """Shapes of the tensors in a value, and checksums of their first numbers."""
+    tensors = [each for each in leaves(value) if values.is_usual(each)]
+    shapes = [tuple(each.shape) for each in tensors]
+    return {*zip(shapes, checksums_of_parts(tensors), strict=True)}
 
 
 def _apart(changed: dict[Path, Any]) -> list[Path]:
