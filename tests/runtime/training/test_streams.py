@@ -88,11 +88,21 @@ class Streamed(Numbers):
         return StatefulDataLoader(Points(), 6)
 
 
+class Planned(Line):
+    """Asks for the number of steps: Lightning fetches a batch before it restores its loops."""
+
+    def configure_optimizers(self) -> Any:
+        assert self.trainer.estimated_stepping_batches == 16
+        return super().configure_optimizers()
+
+
+@pytest.mark.parametrize("model", [Line, Planned])
 def test_a_killed_run_ends_as_an_uninterrupted_one(
-    fit: Fit, capsys: pytest.CaptureFixture[str]
+    model: type, fit: Fit, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The kill is in the second epoch; Lightning's part of the checkpoint has no loader state."""
-    options = {"data": Streamed, "max_steps": 16, "epochs": 9, "checkpoint_steps": 1}
+    options: Any = {"data": Streamed, "max_steps": 16, "epochs": 9, "checkpoint_steps": 1}
+    options["model"] = model
     fit(**options, output_dir="alone")
     fit(**options, crash=("before_batch", 12))
     content = newest_state()

@@ -196,8 +196,10 @@ class Checkpoints(Checkpoint):
         restore.check_data(state["data"], self.data)
         self.optimizers = state["optimizers"]
         self.attributes.resumed = checkpoint.pop("attributes")
+        epoch, _ = self.position.next_start()
+        batches, _ = self.position.rank_counts(trainer.accumulate_grad_batches)
         same_ranks = self.position.world_size == trainer.world_size
-        self.loaders.resume(checkpoint.pop("loaders"), same_ranks)
+        self.loaders.resume(checkpoint.pop("loaders"), (epoch, batches), same_ranks)
         weights = checkpoint.pop("best_weights")
         if not self.validated.resume(state["best"], self.point):
             weights = None

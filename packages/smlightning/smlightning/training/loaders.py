@@ -14,6 +14,7 @@ from smlightning.data.batches import GlobalBatches
 from smlightning.data.exact import (
     ExactBatches,
     RowLoader,
+    Start,
     Stream,
     exact_loader,
     has_rows,
@@ -55,6 +56,7 @@ class Loaders:
         self.samples: list[int] = []  # of each stream, in the first epoch that was trained whole
         self.resumed: Mapping[str, Any] | None = None  # the result of `state` in the checkpoint
         self.same_ranks = True  # as then
+        self.begins = 0, 0  # the epoch of the checkpoint, and a rank's batches of it that are done
 
     def resumable(self, data: pl.LightningDataModule) -> pl.LightningDataModule:
         """Let the methods of a data module return the loaders that Lightning iterates.
@@ -65,9 +67,11 @@ class Loaders:
             setattr(data, name, DataHook(data, name, getattr(self, f"_{name}")))
         return data
 
-    def _setup(self, data: pl.LightningDataModule, setup: Callable[..., None], stage: str) -> None:
+    def _setup(
+        self, data: pl.LightningDataModule, setup: Callable[..., None], *args: Any, **options: Any
+    ) -> None:
         pl.seed_everything(self.seed, verbose=False)
-        setup(stage)
+        setup(*args, **options)
 
     def _train_dataloader(self, data: pl.LightningDataModule, make: Callable[[], Any]) -> Any:
         return self._each(data, make(), training=True)
@@ -112,7 +116,7 @@ class Loaders:
             self.seed,
             trainer.global_rank,
             trainer.world_size if loop.divides_data(trainer) else 1,
-            (lambda: start_of(trainer)) if training else None,
+            self._start(trainer) if training else None,
             made_in(trainer),
             self._expected(number) if training else (0, 0),
         )
@@ -130,7 +134,14 @@ class Loaders:
             number, ranks = len(streams(before)), self.resumed["streams"]
             if trainer.world_size == len(ranks) and number < len(ranks[0]["states"]):
                 saved = ranks[trainer.global_rank]["states"][number]
-        return Stream(loader, self.seed, trainer.global_rank, lambda: start_of(trainer), saved)
+        return Stream(loader, self.seed, trainer.global_rank, self._start(trainer), saved)
+
+    def _start(self, trainer: pl.Trainer) -> Start:
+        """Where training is; Lightning may fetch the first batch before it restores its loops.
+
+        It does so for ``estimated_stepping_batches`` in ``configure_optimizers``.
+        """
+        return lambda: max(start_of(trainer), self.begins)
 
     # In a checkpoint
 
@@ -147,13 +158,14 @@ class Loaders:
             "streams": states_of_ranks(streams(loaders), batches),
         }
 
-    def resume(self, state: Mapping[str, Any], same_ranks: bool) -> None:
-        """Use the ``state`` of a checkpoint, from before Lightning asks for the loaders.
+    def resume(self, state: Mapping[str, Any], begins: tuple[int, int], same_ranks: bool) -> None:
+        """Use the ``state`` of a checkpoint, before Lightning asks for the loaders.
 
         Args:
+            begins: the epoch, and a rank's batches of it that are done.
             same_ranks: whether the checkpoint is of as many ranks.
         """
-        self.resumed, self.same_ranks = state, same_ranks
+        self.resumed, self.begins, self.same_ranks = state, begins, same_ranks
         self.samples, self.orders = state["samples"], state["orders"]
 
     # Called by checkpoints.callback.Checkpoints
