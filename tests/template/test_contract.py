@@ -25,12 +25,12 @@ MUTANTS = [  # faults that do not hide each other share a project, and its runs
         "the_best_weights_are_tested_and_saved": UNLOADED,
         "a_trained_model_answers": SILENT,
         "every_option_changes_something[weight_decay]": UNUSED,
+        "every_option_changes_something[max_length]": UNUSED_IN_DATA,
     },
     {
         "every_sample_reaches_one_rank[2]": UNDIVIDED,
         "a_resumed_run_ends": UNSTEADY,
         "a_trained_model_answers": HASHED,
-        "every_option_changes_something[max_length]": UNUSED_IN_DATA,
     },
     {"the_rehearsal_passes": ONCE},
 ]

@@ -47,7 +47,9 @@ def train(options: Options) -> None:
             enable_progress_bar=sys.stdout.isatty() and sys.stderr.isatty(),
             enable_model_summary=False,
             profiler=run.profiler,
-            callbacks=[*run.callbacks()],  # yours follow here
+            callbacks=[
+                *run.callbacks(),
+            ],  # yours follow here
             logger=[*run.loggers()],  # and here
         )
         run.train_test_save(trainer, model, data)

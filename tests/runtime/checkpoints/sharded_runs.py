@@ -35,6 +35,10 @@ class Recorder(pl.Callback):
     def __init__(self) -> None:
         self.seen: dict[str, Any] = Seen(losses={})
 
+    def state_dict(self) -> dict[str, Any]:
+        """Each process notes what it does itself: a checkpoint holds none of it."""
+        return {}
+
     def on_train_batch_end(
         self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
