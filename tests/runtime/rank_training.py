@@ -180,9 +180,10 @@ def train(
     data: type = Rows,
     logger: Any = False,
     strategy: tuple[Any, ...] = ("ddp",),
+    divides: bool = True,
     **options: Any,
 ) -> None:
-    """Two epochs with these callbacks."""
+    """Two epochs with these callbacks; ``divides``: the Trainer's ``use_distributed_sampler``."""
     pl.seed_everything(seed, verbose=False)
     module = model()
     with dist.session() as cluster:
@@ -193,6 +194,7 @@ def train(
             devices=devices,
             num_nodes=num_nodes,
             max_epochs=2,
+            use_distributed_sampler=divides,
             logger=logger,
             enable_checkpointing=False,
             enable_progress_bar=False,
@@ -207,6 +209,13 @@ def train_here(write: Callable[[Record], Any], kind: str, seed: int = 5, **optio
     """With what train.py gives the Trainer for it."""
     wrap = loaders.Loaders(seed).resumable
     train(write, kind, [StepSeed(seed)], wrap, seed, **options)
+
+
+def train_own_division(write: Callable[[Record], Any]) -> None:
+    """With all checks, and a sampler that divides the rows itself."""
+    wrap = loaders.Loaders(5).resumable
+    checks = [StepSeed(5), *training_checks()]
+    train(write, "own", checks, wrap, data=OwnDivision, divides=False)
 
 
 def ranks(body: Any, folder: Path, world_size: int, **options: Any) -> list[Record]:
@@ -333,6 +342,14 @@ class OtherSeed(Rows):
     def train_dataloader(self) -> DataLoader:
         rank = torch.distributed.get_rank()
         return DataLoader(Noisy(), SIZE, sampler=DistributedSampler(Noisy(), seed=rank))
+
+
+class OwnDivision(Rows):
+    """A sampler that gives each rank its own rows, as some libraries' do."""
+
+    def train_dataloader(self) -> DataLoader:
+        rank = torch.distributed.get_rank()
+        return DataLoader(Noisy(), SIZE, sampler=range(ROWS)[rank::2])  # type: ignore[arg-type]
 
 
 class OtherRandomness(Rows):

@@ -117,7 +117,6 @@ def owners(trainer: pl.Trainer) -> dict[str, Any]:
         "_step_supports_amp_scaling": fused,
         "_try_get_data": _MultiProcessingDataLoaderIter,
         # Others: parts.py, data/workers.py, reports/log.py
-        "_experiment": pl.loggers.TensorBoardLogger("."),
         "_inst": random,
         "_rand": numpy.random.mtrand,
         "_AsyncWriterThread": event_file_writer,

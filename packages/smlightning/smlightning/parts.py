@@ -158,12 +158,12 @@ def parts(value: Any) -> Iterator[tuple[Key, Any]]:
     if isinstance(value, GENERATORS):
         return
     if isinstance(value, dict):
-        for number, (key, part) in enumerate(value.items()):
+        for number, (key, part) in enumerate(list(value.items())):  # a thread may change it
             yield (key,) if type(key) in PLAIN else (None, number), part
     elif isinstance(value, list | tuple | deque):
-        yield from (((number,), part) for number, part in enumerate(value))
+        yield from (((number,), part) for number, part in enumerate(list(value)))
     elif isinstance(value, set | frozenset):
-        yield from (((None, number), part) for number, part in enumerate(value))
+        yield from (((None, number), part) for number, part in enumerate(list(value)))
     elif isinstance(value, np.ndarray) and value.dtype == object:
         yield from (((number,), part) for number, part in enumerate(value.flat))
     elif isinstance(value, partial):
@@ -193,7 +193,8 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
     for name, part in own.items():
         # Lightning leaves ``forward`` in a model (2.6.6: strategies/strategy.py, redirection).
         is_of_class = type(part) is types.MethodType and part.__func__ is getattr(kind, name, None)
-        if name not in _hidden(kind) and not is_of_class:
+        is_flag = name[0] == "_" and _is_logger(kind)  # of a connection that another process lacks
+        if name not in _hidden(kind) and not is_of_class and not is_flag:
             yield name, part
     for name, member in _slots(kind):
         with contextlib.suppress(AttributeError):  # not set
@@ -224,7 +225,12 @@ def _hidden(kind: Any) -> frozenset[str]:
     bases = {base.__name__: base for base in kind.__mro__}
     if issubclass(kind, torch.nn.Module):
         return frozenset(vars(bases.get("LightningModule", torch.nn.Module)()))
-    return frozenset(["_experiment"] if "Logger" in bases else ())  # what writes the log
+    return frozenset()
+
+
+@cache
+def _is_logger(kind: Any) -> bool:
+    return any(base.__name__ == "Logger" for base in kind.__mro__)
 
 
 @cache

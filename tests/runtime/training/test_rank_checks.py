@@ -12,17 +12,20 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from rank_training import (
     MISTAKES,
+    ROWS,
     Evaluated,
     Statistics,
     make_mistake,
     ranks,
     start_differently,
     train_here,
+    train_own_division,
 )
 from smlightning.cluster import collectives, exchange
 from smlightning.errors import UserError
 from smlightning.tensors import checksums, digest
 from smlightning.training import rank_checks
+from smlightning_sagemaker.testing.processes import run_ranks
 
 LONG = [pytest.param("replica", marks=pytest.mark.long)]
 WORDS = {
@@ -207,3 +210,10 @@ def test_workers_that_each_read_a_whole_stream_are_rejected(
     with pytest.raises(UserError, match=f"{workers} workers") as error:
         iterate(batches, workers)
     assert "get_worker_info" in error.value.hint
+
+
+def test_a_sampler_that_gives_each_rank_its_own_rows_is_left_to_its_owner(tmp_path: Path) -> None:
+    """With ``use_distributed_sampler=False``, as for samplers that know their rank."""
+    one, other = run_ranks(train_own_division, tmp_path, 2)
+    rows = [{row for batch in seen["rows"] for row in batch} for seen in (one, other)]
+    assert rows == [set(range(0, ROWS, 2)), set(range(1, ROWS, 2))]

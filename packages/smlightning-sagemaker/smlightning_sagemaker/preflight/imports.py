@@ -36,6 +36,8 @@ def imports(job: Job, project: Project) -> Iterator[Finding]:
     locked = requirements.names(job, project)
     listed = {*locked, *requirements.packages_of(job)}
     known = {*sys.stdlib_module_names, *images.MODULES.values()}
+    if images.profile(job) is None:  # an image of one's own may lack what an index has
+        known -= {"numpy", "PIL", "pip", "setuptools", "wheel"}
     known |= {path.relative_to(project.src).parts[0].removesuffix(".py") for path in files}
     providers, here = installed()
     not_here = locked - here  # any of them may provide a module of another name, as pillow does PIL

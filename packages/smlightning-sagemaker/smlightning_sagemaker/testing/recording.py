@@ -170,7 +170,7 @@ def iterate(write: Write, options: dict[str, Any]) -> None:
     model = Collect()
     with project.dist.session() as cluster:
         pl.seed_everything(seed, verbose=False)  # as Run does, before the data
-        # which augment each reading alike
+        # so that each reading augments alike
         data = Loaders(seed).resumable(project.data.Data(**{**options, **single}))
         strategy, devices, num_nodes = project.dist.get_initialization_info()
         trainer = pl.Trainer(

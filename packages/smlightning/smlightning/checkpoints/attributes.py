@@ -27,12 +27,13 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from smlightning import torch_files
 from smlightning.checkpoints import values
-from smlightning.cluster import collectives
+from smlightning.cluster import collectives, exchange
 from smlightning.data.exact import remembers
 from smlightning.parts import COLLECTIONS, Nodes, Path, generators, parts, walk
 from smlightning.tensors import checksums_of_parts, digest, leaves
 from smlightning.training import loop
 from smlightning.training.loaders import all_loaders
+from smlightning.training.rank_checks import listed
 
 OF_DATA = (Dataset, DataLoader, Sampler, pl.LightningDataModule)
 OF_RUN = (torch.nn.Module, pl.Callback, pl.loggers.Logger, torch.optim.Optimizer)
@@ -43,7 +44,6 @@ SAVED = b"saved"  # the mark of what Lightning saves, or a loader repeats
 SUMS = "self.log"  # the root of Lightning's sums of metrics
 ITERATOR = "iterator"
 REFERENCE = "reference"  # to an object that has another path, too
-LISTED = 8  # names in a line
 
 Mark = Callable[[Any], Any]
 
@@ -95,7 +95,11 @@ class Changes:
                 made[path] = path
                 if marked[0] is ITERATOR or (marked[-1] is not None and then != NOTHING):
                     lost.add(path)
-            elif first is None or (first != path and (first in made or first not in before)):
+            elif (
+                first is None
+                or (first != path and (first in made or first not in before))
+                or (then == NOTHING and values.needs_present(value))
+            ):
                 lost.add(path)
             else:
                 changed[path] = marked
@@ -144,6 +148,8 @@ class Attributes:
             except Exception:  # of any class: these objects are the user's
                 lost.add(path)
         names = {*map(_name, lost)}
+        if collectives.any_rank(bool(names)):
+            names.update(*exchange.to_rank_0("attributes", sorted(names)))
         if trainer.is_global_zero:
             self._print(trainer, names, {*map(_name, of_data)})
         self._forget()
@@ -207,12 +213,12 @@ class Attributes:
             (names, "give each the methods state_dict and load_state_dict, or use plain values"),
             (of_data, f"save them in {data}.state_dict, and set them in {data}.load_state_dict"),
         ):
-            listed = sorted(new - self.printed)[:LISTED]
+            names_to_print = sorted(new - self.printed)
             self.printed |= new
-            if listed:
+            if names_to_print:
                 print(
-                    f"checkpoint: inexact: after a resume, {', '.join(listed)} will start anew; "
-                    f"{advice}",
+                    f"checkpoint: inexact: after a resume, {listed(names_to_print)} will start "
+                    f"anew; {advice}",
                     flush=True,
                 )
 
@@ -221,7 +227,9 @@ class Attributes:
         resumed, self.resumed = self.resumed, None
         if resumed is None:
             return
-        loop.callback_metrics(trainer).update(resumed["metrics"])
+        device = trainer.strategy.root_device
+        metrics = {name: value.to(device) for name, value in resumed["metrics"].items()}
+        loop.callback_metrics(trainer).update(metrics)
         ranks = resumed["ranks"]
         known = not ranks or len(ranks) == trainer.world_size
         of_rank = ranks[trainer.global_rank] if ranks and known else []
@@ -237,14 +245,14 @@ class Attributes:
                 if _is_reference(value):
                     value = self.own.present[value["value"]]
                 else:
-                    value = values.restored(value, present, trainer.strategy.root_device)
+                    value = values.restored(value, present, device)
                 if value is not present or value is None:
                     _set(trainer, self.own.present.get(path[:-1]), path, value)
             except Exception:  # of any class: these objects are the user's
                 lost.add(_name(path))
         if lost and trainer.is_global_zero:
             print(
-                f"resume: inexact: {', '.join(sorted(lost)[:LISTED])} cannot be restored"
+                f"resume: inexact: {listed(sorted(lost))} cannot be restored"
                 + ("" if known else " on another number of ranks, which had values of their own"),
                 flush=True,
             )
@@ -279,7 +287,7 @@ def _kind_of(value: Any) -> tuple[Any, ...]:
     """The mark of an object that is entered, or, with its id, of one without parts."""
     if isinstance(value, FUNCTIONS):
         return value.__module__, value.__qualname__, None
-    has_parts = next(iter(parts(value)), None) is not None
+    has_parts = isinstance(value, OF_RUN) or next(iter(parts(value)), None) is not None
     if isinstance(value, _BaseDataLoaderIter) or (isinstance(value, Iterator) and not has_parts):
         return ITERATOR, object()  # it may have gone on
     return type(value).__module__, type(value).__qualname__, None if has_parts else id(value)
@@ -345,13 +353,19 @@ def _roots(trainer: pl.Trainer) -> Iterator[tuple[Path, Any]]:
     callbacks = [each for each in every.callbacks if not values.has_state(each)]
     parts: list[tuple[str, Any]] = [(type(model).__name__, model)]
     parts += [(each.state_key, each) for each in callbacks]
-    parts += [(type(each).__name__, each) for each in every.loggers]
+    parts += [(type(each).__name__, each) for each in every.loggers if not _is_lightnings(each)]
     parts += [(f"optimizer {number}", each) for number, each in enumerate(trainer.optimizers)]
     counts: Counter[str] = Counter()
     for name, part in parts:
         counts[name] += 1
         yield (name if counts[name] == 1 else f"{name} {counts[name]}",), part
     yield from (((SUMS, key), value) for key, value in loop.epoch_sums(trainer).items())
+
+
+def _is_lightnings(logger: Any) -> bool:
+    """Whether its class is Lightning's: it finds its run by its arguments, and keeps no state."""
+    names = ("pytorch_lightning.loggers.", "lightning.pytorch.loggers.")
+    return type(logger).__module__.startswith(names)
 
 
 def _of_loaders(trainer: pl.Trainer) -> Iterator[tuple[Path, Any]]:

@@ -90,6 +90,13 @@ def has_state(part: Any) -> bool:
     return bool(own) and not is_base and callable(getattr(kind, "load_state_dict", None))
 
 
+def needs_present(value: Any) -> bool:
+    """Whether `restored` changes the object that is present, and cannot make one."""
+    kinds = (deque, defaultdict, Enum, torch.Generator, np.random.Generator, np.random.RandomState)
+    is_named = isinstance(value, tuple) and hasattr(value, "_fields")
+    return isinstance(value, (*kinds, random.Random)) or is_named or has_state(value)
+
+
 def plain(value: Any, take: Take) -> Any:
     """A value as plain data.
 
@@ -178,7 +185,7 @@ def copied(value: Any) -> Any:
 
 
 def content(value: Any) -> Any:
-    """What changes with its numbers."""
+    """The shape of a tensor or an array, and digests that differ when its numbers do."""
     if isinstance(value, np.memmap):
         return ends(value)
     tensor = value.detach() if isinstance(value, torch.Tensor) else torch.tensor(value.copy())

@@ -25,9 +25,10 @@ from smlightning.cluster.ending import RankOutcome
 from smlightning.cluster.store import Ranks, RankStore
 
 SIGNALS = [each for each in signal.Signals if each.name in ("SIGINT", "SIGTERM", "SIGUSR1")]
-TURN = 1.0  # seconds between two looks at the deadlines; a signal is seen at once
+TURN = 1.0  # seconds between two looks at the deadlines; a signal is seen within them
 GRACE = 3.0  # seconds in which a process has to leave once nothing is left to save
 SAME = 1.0  # seconds in which signals are one: a terminal and torchrun's agent both pass Ctrl-C on
+LONGEST = 86_400.0  # seconds of a timer
 LEAVE_SECONDS = 10.0  # in which the main thread leaves after another rank has ended
 SLOW_FACTOR = 10  # of the hang timeout, while a checkpoint is written: the disk may have failed
 
@@ -161,6 +162,7 @@ def _check_progress(rank: int) -> None:
     written in C, ends the process.
     """
     timer = max(SLOW_FACTOR * state.hang_seconds, LEAVE_SECONDS)  # longer than a report takes
+    timer = min(timer, LONGEST)  # each turn sets it again, and Python rejects longer ones
     faulthandler.dump_traceback_later(timer, exit=True, file=sys.__stderr__ or 2)
     seconds = state.hang_seconds * state.factor
     if time.monotonic() - state.marked_at > seconds:

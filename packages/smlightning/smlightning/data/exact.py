@@ -64,7 +64,7 @@ class Resumable:
     """A sampler that starts where training is.
 
     Attributes:
-        start: asked when an iteration begins.
+        start: called when an iteration begins.
         epoch: of the latest iteration.
         turn: restarts in this epoch, while a longer loader continues.
     """
@@ -402,7 +402,7 @@ def exact_loader(
         inner = DataLoader(rows_of, sampler=sampler, batch_size=None, **settings)
     else:
         inner = DataLoader(rows_of, batch_sampler=sampler, **settings)
-    return RowLoader(loader, inner, divides=not is_divided)
+    return RowLoader(loader, inner, divides=ranks > 1 and not is_divided)
 
 
 def divider_of(loader: Any) -> DistributedSampler | None:
@@ -523,7 +523,7 @@ class Stream:
         loader: an iterable; with ``state_dict`` and ``load_state_dict``, it resumes exactly.
         seed: of the run.
         rank: of this process.
-        start: asked when an iteration begins.
+        start: called when an iteration begins.
         resumed: the result of `state` in the checkpoint.
     """
 

@@ -106,6 +106,8 @@ class Loaders:
                 "batches.loader needs its own",
                 "use limit_train_batches, with --seed for the same batches in each run",
             )
+        if training and isinstance(own, GlobalBatches):
+            own.start = self._start(trainer)
         if isinstance(loader, RowLoader | Stream) or overfits(trainer):
             return loader
         if not has_rows(loader):
@@ -130,16 +132,17 @@ class Loaders:
     def _stream(self, trainer: pl.Trainer, loader: Any, before: list[Any]) -> Stream:
         """A stream with its state of the checkpoint; `begin` rejects a run with another number."""
         saved = None
-        if self.resumed and keeps_state(loader) and trainer.train_dataloader is None:
+        if self.resumed and keeps_state(loader) and start_of(trainer) <= self.begins:
             number, ranks = len(streams(before)), self.resumed["streams"]
             if trainer.world_size == len(ranks) and number < len(ranks[0]["states"]):
                 saved = ranks[trainer.global_rank]["states"][number]
         return Stream(loader, self.seed, trainer.global_rank, self._start(trainer), saved)
 
     def _start(self, trainer: pl.Trainer) -> Start:
-        """Where training is; Lightning may fetch the first batch before it restores its loops.
+        """The function that loaders call when an iteration begins.
 
-        It does so for ``estimated_stepping_batches`` in ``configure_optimizers``.
+        Lightning may fetch the first batch before it restores its loops: it does so for
+        ``estimated_stepping_batches`` in ``configure_optimizers``.
         """
         return lambda: max(start_of(trainer), self.begins)
 

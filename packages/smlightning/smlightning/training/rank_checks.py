@@ -320,11 +320,13 @@ def check_order(loaders: Any) -> None:
     orders = {}
     for number, loader in enumerate(CombinedLoader(loaders, "sequential").flattened):
         batches = getattr(loader, "batches", None)
-        if isinstance(batches, ExactBatches):
-            divider = divider_of(loader)
-            content: Any = batches.checksums.get(1)  # of all ranks' rows
-            if divider:
-                content = divider.seed, divider.shuffle
+        divider = divider_of(loader) if isinstance(batches, ExactBatches) else None
+        content: Any = None  # of a loader that each rank divides as it likes
+        if divider:
+            content = divider.seed, divider.shuffle
+        elif isinstance(batches, ExactBatches) and loader.divides:
+            content = batches.checksums.get(1)  # of all ranks' rows
+        if content is not None:
             orders[f"the digest of the order of training loader {number}'s rows"] = str(content)
     _check_equal({ONE_ORDER: orders})
 

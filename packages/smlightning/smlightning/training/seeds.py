@@ -10,7 +10,7 @@ from smlightning.data import rng
 from smlightning.parts import generators
 from smlightning.training import loop
 
-# Of their generators, loaders seed those that they use, and samplers remember theirs.
+# Loaders seed the generators that they use, and samplers remember theirs.
 OF_DATA = (Dataset, DataLoader, Sampler, pl.LightningDataModule)
 
 
