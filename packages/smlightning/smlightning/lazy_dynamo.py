@@ -165,7 +165,7 @@ def _renamed(code: CodeType, names: dict[str, str]) -> CodeType:
 
 
 class DelegatingLoader(Loader):
-    """What another loader does."""
+    """Passes everything on to another loader."""
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader

@@ -47,7 +47,7 @@ EARLY = {
 PLOTS = ("plot_single_or_multi_val", "plot_confusion_matrix", "plot_curve")
 PLOT_TYPES = {
     "_AX_TYPE": lazy_dynamo.stand_in("matplotlib.axes", "Axes"),
-    "_PLOT_OUT_TYPE": tuple[object, object],  # for annotations alone, as without matplotlib
+    "_PLOT_OUT_TYPE": tuple[object, object],  # only for annotations, as without matplotlib
     "_CMAP_TYPE": object,
 }
 

@@ -32,7 +32,11 @@ LEVELS = 10  # of objects within objects; more may be a circle
 OF_PYTHON = 1 << 9  # the flag of classes that a class statement made (CPython: Py_TPFLAGS_HEAPTYPE)
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 # A process has one of each, which StepSeed and SeededRows seed.
-SHARED = (torch.default_generator, np.random.mtrand._rand, random._inst)  # type: ignore[attr-defined]
+SHARED: tuple[Any, ...] = (
+    torch.default_generator,
+    np.random.mtrand._rand,  # type: ignore[attr-defined]
+    random._inst,  # type: ignore[attr-defined]
+)
 ENTERED = (torch.nn.Module, torch.Tensor, *GENERATORS)  # also those of a package below
 LIVE = (  # the beginnings of names of modules
     *(

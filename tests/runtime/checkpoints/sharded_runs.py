@@ -36,7 +36,7 @@ class Recorder(pl.Callback):
         self.seen: dict[str, Any] = Seen(losses={})
 
     def state_dict(self) -> dict[str, Any]:
-        """Each process notes what it does itself: a checkpoint holds none of it."""
+        """Nothing: each process notes its own steps."""
         return {}
 
     def on_train_batch_end(

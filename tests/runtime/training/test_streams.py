@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
 
+import loader_runs
 import rank_training
 from small_training import Fit, Line, Numbers, directory, newest_state, rows, same
 from smlightning.data.exact import Stream
@@ -83,8 +85,6 @@ class Points(IterableDataset):
 
 class Streamed(Numbers):
     def train_dataloader(self) -> Any:
-        from torchdata.stateful_dataloader import StatefulDataLoader
-
         return StatefulDataLoader(Points(), 6)
 
 
@@ -93,7 +93,7 @@ class Planned(Line):
 
     def configure_optimizers(self) -> Any:
         assert self.trainer.estimated_stepping_batches == 16
-        return super().configure_optimizers()
+        return torch.optim.SGD(self.parameters(), 0.05)
 
 
 @pytest.mark.parametrize("model", [Line, Planned])
@@ -108,6 +108,31 @@ def test_a_killed_run_ends_as_an_uninterrupted_one(
     content = newest_state()
     assert content["loaders"]["streams"][0]["states"][0]["given"] == 3
     assert "combined_loader" not in content["loops"]["fit_loop"]["state_dict"]
+    capsys.readouterr()
+    fit(**options)
+    assert "inexact" not in capsys.readouterr().out
+    assert same(newest_state("alone")["state_dict"], newest_state()["state_dict"])
+
+
+class PlannedPairs(loader_runs.Model):
+    configure_optimizers = Planned.configure_optimizers
+
+
+class Counting(Numbers):
+    """A stream with a length, which Lightning makes anew for each epoch."""
+
+    def train_dataloader(self) -> Any:
+        return StatefulDataLoader(loader_runs.Stream(), loader_runs.SIZE)
+
+
+def test_a_stream_that_is_made_anew_for_each_epoch_keeps_its_state(
+    fit: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Lightning asks for a loader in ``configure_optimizers``, and for another one to train on."""
+    options: Any = {"model": PlannedPairs, "data": Counting, "max_steps": 16, "checkpoint_steps": 1}
+    options["trainer"] = {"reload_dataloaders_every_n_epochs": 1}
+    fit(**options, output_dir="alone")
+    fit(**options, crash=("before_batch", 12))
     capsys.readouterr()
     fit(**options)
     assert "inexact" not in capsys.readouterr().out

@@ -22,7 +22,7 @@ from typing import Any, cast
 
 import pytorch_lightning as pl
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+from torch.utils.data import Dataset, IterableDataset, Sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from smlightning import torch_files
@@ -34,8 +34,8 @@ from smlightning.tensors import checksums_of_parts, digest, leaves
 from smlightning.training import loop
 from smlightning.training.loaders import all_loaders
 from smlightning.training.rank_checks import listed
+from smlightning.training.seeds import OF_DATA
 
-OF_DATA = (Dataset, DataLoader, Sampler, pl.LightningDataModule)
 OF_RUN = (torch.nn.Module, pl.Callback, pl.loggers.Logger, torch.optim.Optimizer)
 FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType)
 LARGE = 10_000  # items of a collection in the data, of which only the items are compared
@@ -169,7 +169,7 @@ class Attributes:
         }
 
     def _search(self, trainer: pl.Trainer) -> tuple[dict[Path, Any], set[Path], dict[Path, Any]]:
-        """What has changed, what of it cannot be saved, and what has changed in the data."""
+        """Marks of changed values, paths of changes that cannot be saved, marks of changed data."""
         model, every = trainer.lightning_module, cast(Any, trainer)
         by_name = loop.module_modes(trainer)
         modes = {id(each): by_name[name] for name, each in model.named_modules() if name in by_name}
@@ -347,7 +347,7 @@ def _apart(changed: dict[Path, Any]) -> list[Path]:
 
 
 def _roots(trainer: pl.Trainer) -> Iterator[tuple[Path, Any]]:
-    """What the owner passes to the Trainer, but for the data, and the sums of ``self.log``."""
+    """Paths and objects of what the Trainer was given, without data, and sums of ``self.log``."""
     model = trainer.lightning_module
     every: Any = trainer
     callbacks = [each for each in every.callbacks if not values.has_state(each)]

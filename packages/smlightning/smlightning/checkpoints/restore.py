@@ -21,7 +21,7 @@ from smlightning.training import loop
 
 @dataclass(frozen=True)
 class Choice:
-    """What the ranks agreed on before training.
+    """The ranks' agreement before training.
 
     Attributes:
         number: of this run's first checkpoint.

@@ -161,7 +161,7 @@ def restored(saved: Any, present: Any, device: torch.device) -> Any:
     return made(present, within(value))
 
 
-# What stands for a tensor or an array
+# Copies and digests of tensors and arrays
 
 
 def is_usual(tensor: Any) -> bool:

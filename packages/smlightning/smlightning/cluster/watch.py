@@ -35,7 +35,7 @@ SLOW_FACTOR = 10  # of the hang timeout, while a checkpoint is written: the disk
 
 @dataclass
 class State:
-    """What happened in this process; times are of ``time.monotonic()``.
+    """Signals and progress of this process; times are of ``time.monotonic()``.
 
     Attributes:
         requested: name of the signal that the main thread has handled.

@@ -162,7 +162,7 @@ def loader(
     if num_workers < 0:
         num_workers = 2 if cuda else 0
     batches = GlobalBatches(lengths, global_batch, rank, world_size, seed, accumulate)
-    if hasattr(trainer, "fit_loop"):  # a loop of one's own passes an object with ranks alone
+    if hasattr(trainer, "fit_loop"):  # a hand-written loop passes an object without loops
         batches.start = lambda: start_of(trainer)
     inner = DataLoader(
         SeededRows(dataset),

@@ -203,7 +203,7 @@ class ExactBatches(Resumable):
             yield index
 
     def _rounds(self, moment: rng.Moment) -> Iterator[list[Any]]:
-        """What the sampler gives for one batch of every rank.
+        """The sampler's items, as many at a time as make one batch of every rank.
 
         Generators are seeded before each round: the order does not depend on how far loader workers
         are ahead of training. The sampler's iterator has ended when its last round is given, since
