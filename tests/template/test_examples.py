@@ -177,18 +177,18 @@ def answers(example: Project, folder: Path, *images: Path) -> list[Any]:
 
 
 def assert_loads_without_code(example: Project, folder: Path) -> None:
-    """Add code to a trained model, for which transformers would ask standard input."""
+    """Add a module to a trained model, for which transformers would ask standard input."""
     model = folder / "model"
-    own = {"AutoConfig": "evil.Evil", "AutoTokenizer": ["evil.Evil", "evil.Evil"]}
-    own["AutoModelForImageClassification"] = "evil.Evil"
+    own = {"AutoConfig": "own.Own", "AutoTokenizer": ["own.Own", "own.Own"]}
+    own["AutoModelForImageClassification"] = "own.Own"
     for name in ("config.json", "tokenizer_config.json"):
         if (model / name).is_file():
             config = json.loads((model / name).read_text("utf-8"))
-            config |= {"auto_map": own, "tokenizer_class": "Evil"}
+            config |= {"auto_map": own, "tokenizer_class": "Own"}
             if name == "config.json" and not (model / "tokenizer_config.json").is_file():
-                config["model_type"] = "evil"
+                config["model_type"] = "own"
             (model / name).write_text(json.dumps(config), "utf-8")
-    (model / "evil.py").write_text(f"open({str(folder / 'executed')!r}, 'w')\n")
+    (model / "own.py").write_text(f"open({str(folder / 'executed')!r}, 'w')\n")
     program = f"import pathlib, model; model.load(pathlib.Path({str(model)!r}))"
     example.run("sh", "-c", f'yes y | (cd src && "$0" -c "{program}")', "python", check=False)
     assert not (folder / "executed").exists()

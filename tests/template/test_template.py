@@ -23,8 +23,8 @@ ODD = {
     "project_name": "علی\u200cرضا Ünïcode & <b>\"quoted\"</b> 'name'",
     "project_slug": "odd_one-2",
     "description": (
-        'Back\\slash, "quotes", \'more\', """ three, #hash, $(touch pwned), '
-        "`touch pwned`, 😀 and | pipes"
+        'Back\\slash, "quotes", \'more\', """ three, #hash, $HOME, '
+        "`ticks`, {{ 7 * 6 }}, 😀 and | pipes"
     ),
     "author_name": 'Łukasz "O\'Brien" \\ 𝔐',
     "author_email": "o'brien+ml@example.co.uk",

@@ -53,7 +53,7 @@ def test_a_hosts_first_process_has_the_values_and_nothing_else_has_them(
     [
         f'{{"user": "me", "key": "{VALUE}"}}',
         f"correct horse {VALUE} ",
-        f"$(touch made) `id` {{}} %s {VALUE}",
+        f"$HOME `ticks` {{}} %s {VALUE}",
         f"-----BEGIN KEY-----\n{VALUE}\n-----END KEY-----",
     ],
 )
