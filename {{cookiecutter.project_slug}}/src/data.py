@@ -21,7 +21,7 @@ from smlightning.pretrained import PretrainedTokenizer, tokenizer_files
 
 from options import Options
 
-VERSION = 10  # of the stored data; another number prepares all data anew
+VERSION = 11  # of the stored data; another number prepares all data anew
 BUILTIN = "cldr"
 BATCH = 10_000  # rows that are encoded at a time
 LANGUAGES = (
@@ -113,7 +113,7 @@ class Data(pl.LightningDataModule):
             return [sources.Table("train", BUILTIN, rows)]
         wanted = [
             sources.Column("text", self.options.text_column, TEXT_COLUMNS),
-            sources.Column("label", self.options.label_column, LABEL_COLUMNS),
+            sources.Column("label", self.options.label_column, LABEL_COLUMNS, optional=True),
         ]
         tables = sources.read(self.source, wanted, cache)
         for table in tables:

@@ -224,6 +224,23 @@ def test_dates_and_numbers_in_the_texts_of_json_stay_as_they_are() -> None:
     assert read("a.jsonl") == {"train": rows}
 
 
+def test_json_may_change_the_type_of_a_key_or_have_it_late() -> None:
+    rows = [{"body": "x" * 200, "kind": number, "more": 1} for number in range(60_000)]
+    rows[-1] = {"body": 1.0, "kind": "b", "more": {"a": [1]}, "late": "y"}
+    write_json("a.jsonl", *rows)
+    assert Path("a.jsonl").stat().st_size > 10 * 2**20  # a block of `datasets`
+    found = read("a.jsonl")["train"]
+    assert found[59_998:] == [("x" * 200, "59998"), ("1", "b")]
+
+
+def test_a_row_of_a_divided_file_keeps_its_number() -> None:
+    columns = [BODY, Column("label", usual=("label",))]
+    write("a.csv", "body,label,split\nx,a,train\ny,a,test\n,a,test\n")
+    test = sources.read(sources.find("a.csv"), columns, Path("cache"))[1]
+    with pytest.raises(UserError, match=r"a.csv, row 4: the body is empty"):
+        sources.check_filled(test, "body")
+
+
 @pytest.mark.parametrize(
     ("name", "content", "match"),
     [
@@ -235,17 +252,23 @@ def test_dates_and_numbers_in_the_texts_of_json_stay_as_they_are() -> None:
         ("a.csv", "body;kind\nx;y\n", "none matches"),
         ("a.csv", "", "has no rows"),
         ("a.csv", "body,kind\n", "has no rows"),
-        ("a.csv", b"body,kind\ncaf\xe9,x\n", "UTF-8"),
-        ("a.csv", b"body,kind\n" + b"a,b\n" * 99_999 + b"\xe9,x", "UTF-8"),
+        ("a.csv", b"body,kind\ncaf\xe9,x\n", "line 2 is not UTF-8"),
+        ("a.csv", b"body,kind\n" + b"a,b\n" * 999_999 + b"\xe9,x", "line 1000001 is not UTF-8"),
+        ("a.csv", b"body,kind\nx,y\xc3", "line 2 is not UTF-8"),
         ("a.tsv", 'body\tkind\nx\ty\n"secret\ty\nx\ty\n"x\ty\n', "row 3: .*quotation"),
-        ("a.csv", "body,kind\nsec\0ret,x\n", "a zero byte"),
-        ("a.jsonl", '{"body": "x", "kind": "secret"}\n{"body": "secret"', "could not be read"),
-        ("a.jsonl", '{"body": "x", "kind": 1}\n{"kind": "secret"}', "the kind is Json"),
-        ("a.jsonl", '{"body": "x", "kind": ["secret"]}', "the kind is List"),
-        ("a.jsonl", '{"a": "secret", "b": "y"}', "none matches the body"),
+        ("a.csv", "body,kind\nsec\0ret,x\n", "line 2 holds a zero byte"),
+        ("a.jsonl", '{"body": "x", "kind": "secret"}\n{"body": "secret"', "line 2 is not JSON"),
+        ("a.jsonl", '\n{"body": "x", "kind": 1}\n["secret"]', "line 3 is no JSON object"),
+        ("a.jsonl", '{"body": "x", "kind": ["secret"]}', "line 1: the kind is a list"),
+        (
+            "a.json",
+            '[{"body": "x", "kind": 1}, {"body": {"secret": 1}}]',
+            "record 2: the body is a dict",
+        ),
+        ("a.jsonl", '{"a": "secret", "b": "y"}', "none matches the body; set --body_column$"),
         ("a.jsonl", "", "has no rows"),
-        ("a.jsonl", b'{"body": "caf\xe9", "kind": "x"}', "UTF"),
-        ("a.json", '[{"body": "x", "kind": "secret"},\n"secret', "could not be read"),
+        ("a.jsonl", b'{"body": "caf\xe9", "kind": "x"}', "line 1 is not UTF-8"),
+        ("a.json", '[{"body": "x", "kind": "secret"},\n"secret', "line 2 is not JSON"),
         ("a.parquet", "secret", "could not be read"),
         ("a.arrow", "secret", "could not be read"),
         ("a.csv.gz", "secret", "could not be read"),
@@ -287,7 +310,8 @@ def both(*names: str) -> str:
         (lambda: "a/b/c", "a/b/c"),
         (lambda: "", "''"),
         (lambda: "training", "SM_CHANNEL_TRAINING"),
-        (lambda: write_json("notes.txt", 1), "no data file"),
+        (lambda: write_json("notes.txt", 1), "notes.txt is no file of"),
+        (lambda: write("own/README.md", "") and "own", "no data file"),
         (lambda: both("train.jsonl", "test.csv.zip"), "test.csv.zip"),
         (lambda: both("val.jsonl", "test.jsonl"), "validation, test data only"),
     ],
@@ -343,8 +367,17 @@ def test_columns_are_found_by_option_by_usual_name_or_as_the_only_one_left() -> 
 def test_missing_and_ambiguous_columns_end_in_an_error(
     names: list[str], columns: list[Column]
 ) -> None:
-    with pytest.raises(UserError, match=r"t has columns .* row 1 holds the columns' names"):
+    with pytest.raises(UserError, match=r"t has columns .*; set --(body|kind)_column"):
         sources.find_columns(names, columns, "t")
+
+
+def test_a_later_file_needs_the_names_of_the_first_one_or_usual_ones() -> None:
+    found = [BODY, Column("kind", usual=("kind",), optional=True, found="other")]
+    assert sources.find_columns(["other", "body"], found, "t") == ["body", "other"]
+    assert sources.find_columns(["kind", "body"], found, "t") == ["body", "kind"]
+    assert sources.find_columns(["id", "body"], found, "t", optional=True) == ["body", ""]
+    with pytest.raises(UserError, match="none matches the kind; name it 'other'"):
+        sources.find_columns(["id", "body"], found, "t")
 
 
 @pytest.mark.parametrize(("texts", "row"), [(["a", None, ""], 12), (["a", " ", ""], 13)])

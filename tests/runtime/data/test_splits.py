@@ -44,9 +44,20 @@ def test_given_splits_are_kept_and_blanks_around_a_label_do_not_count() -> None:
     }  # fmt: skip
 
 
-def test_a_test_split_without_labels_is_left_out() -> None:
-    found = labels_of(tables_of(train=["a", "b"] * 15, test=[None, "", " "]))
-    assert sum(map(len, found.values())) == 30
+@pytest.mark.parametrize(
+    ("tests", "instead"),
+    [
+        (([None, "", " "],), "a part of the training rows is"),
+        (([None, None], ["a"]), "the other files are"),
+    ],
+)
+def test_a_test_file_without_labels_is_left_out_with_a_line(
+    tests: tuple[Labels, ...], instead: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = labels_of(tables_of(train=["a", "b"] * 15, test=tests))
+    assert sum(map(len, found.values())) == 30 + (len(tests) - 1)
+    line = f"warning: test has no label in any row and is left out; {instead} the test split"
+    assert line in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -58,6 +69,9 @@ def test_a_test_split_without_labels_is_left_out() -> None:
         ({"train": ["a", "b"], "test": ["a", "b", None, None]}, "test, row 3.*empty"),
         ({"train": ["a", "b"], "test": [None, None, "a", "b"]}, "test, row 1.*empty"),
         ({"train": ["a"] * 30}, "single label, 'a'"),
+        ({"train": ["a", "b"], "test": ["b\u200b"]}, r"'b' and 'b\\u200b' look like one"),
+        ({"train": ["True", "a"], "test": ["true"]}, "'True' and 'true' look like one"),
+        ({"train": ["1", "2"], "test": ["1.0"]}, "'1' and '1.0' look like one"),
         ({"train": [f"{number}" for number in range(60)]}, "60 rows have 60 labels"),
     ],
 )

@@ -4,6 +4,9 @@ names = class_names(tables)
 splits = complete(tables, seed)            # train, validation and test
 """
 
+import re
+import sys
+import unicodedata
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -25,21 +28,55 @@ WRONG_COLUMN = "add rows, or name the right column with --label_column"
 def labelled(tables: Iterable[Table]) -> list[Table]:
     """The tables without those for validation or test that have no label, as many public tests.
 
+    Prints which are left out, and what replaces them.
+
     Raises:
-        UserError: a label is missing, or training does not have it.
+        UserError: a label is missing, or training does not have it; labels differ only in signs
+            that are not seen.
     """
-    kept = []
+    kept: list[Table] = []
+    left_out = []
     known: set[str] = set()
+    tables = [*tables]
+    _check_alike(distinct(tables))
     for table in tables:  # for training first
         found = distinct([table])
         if table.split == "train":
             known |= {*found}
         elif not found:
+            left_out.append(table)
             continue
         check_filled(table, LABEL, stripped=True)
         _check_known(table, sorted(known))
         kept.append(table)
+    for table in left_out:
+        others = any(other.split == table.split for other in kept)
+        instead = "the other files are" if others else "a part of the training rows is"
+        print(
+            f"warning: {table.name} has no label in any row and is left out; "
+            f"{instead} the {table.split} split instead",
+            file=sys.stderr,
+            flush=True,
+        )
     return kept
+
+
+def _check_alike(labels: Iterable[str]) -> None:
+    """Reject labels that look equal: in Unicode's forms, with signs without width, as 1 and 1.0."""
+    alike: dict[str, str] = {}
+    for label in labels:
+        seen = [sign for sign in unicodedata.normalize("NFC", label) if not _is_invisible(sign)]
+        key = re.sub(r"(?<=\d)\.0+$", "", " ".join("".join(seen).split()))
+        key = key.lower() if key.lower() in ("true", "false") else key
+        other = alike.setdefault(key, label)
+        if other != label:
+            shown = f"{other[:40]!a} and {label[:40]!a}"
+            raise UserError(f"The labels {shown} look like one", "write it in one way in all rows")
+
+
+def _is_invisible(sign: str) -> bool:
+    """Whether a character has no width, such as a zero-width space."""
+    return unicodedata.category(sign) == "Cf"
 
 
 def distinct(tables: Iterable[Table]) -> list[str]:
