@@ -380,6 +380,20 @@ FOLDERS: dict[str, tuple[Make, str] | tuple[Make, str, str]] = {
         ),
         "heldout.csv is for test in README.md, and for train by its name",
     ),
+    "hub card of other forms": (
+        folder(
+            {
+                "README.md": "---\nconfigs:\n- data_files: '*.csv'\n---\n",
+                "train.csv": CSV,
+                "test.csv": TEST_CSV,
+            }
+        ),
+        ALL,
+    ),
+    "readme that is no card": (
+        folder({"README.md": b"---\n: [\xe9\n---\n", "train.csv": CSV, "test.csv": TEST_CSV}),
+        ALL,
+    ),
     "hub cache of links": (
         folder(
             {"../blobs/1": CSV, "../blobs/2": parquet_of(TEST)},
@@ -453,6 +467,14 @@ FOLDERS: dict[str, tuple[Make, str] | tuple[Make, str, str]] = {
     "fastai": (
         folder({"texts.csv": csv_of([*rows(40, is_valid=False), *rows(9, 50, is_valid=True)])}),
         "train 40, validation 9",
+    ),
+    "two columns of splits": (
+        folder({"a.csv": csv_of(rows(40, is_valid=0, is_test=1))}),
+        "a.csv has several columns for the split: is_valid, is_test",
+    ),
+    "lists as splits": (
+        folder({"a.parquet": parquet_of(rows(40, split=["train"]))}),
+        "the split of the row is List.*; rename its column",
     ),
     # pandas, polars, R
     "pandas index": (folder({"a.csv": pd.DataFrame(TRAIN).to_csv()}), "train 40"),
@@ -699,6 +721,7 @@ FOLDERS: dict[str, tuple[Make, str] | tuple[Make, str, str]] = {
     ),
     "backup": (folder({"train.csv": CSV, "test.csv.bak": TEST_CSV}), "test.csv.bak is no file of"),
     "texts in folders": (folder({"pos/1.txt": "a", "neg/1.txt": "b"}), "1.txt is no file of"),
+    "web page": (folder({"train.csv": CSV, "test.csv": "<!doctype html>"}), "test.csv holds HTML"),
     "webdataset": (
         folder({"train.csv": CSV, "test-0.tar": b"x"}),
         "test-0.tar is no file of .*unpack",

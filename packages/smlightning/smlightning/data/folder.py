@@ -80,6 +80,7 @@ MAGIC = {
     b"\xff\xfe": "UTF-16",
     b"\xfe\xff": "UTF-16",
     b"<!DOCTYPE": "HTML",
+    b"<!doctype": "HTML",
     b"<html": "HTML",
     b"version https://git-lfs": "a pointer of Git LFS, which `git lfs pull` replaces,",
 }
@@ -106,11 +107,11 @@ def data_files(root: Path) -> list[Path]:
         _check_lake(folder)
     found = [*_walk(root)]
     empty = {each for each in found if each.is_dir()}
-    unique = {(file.resolve(), split_of(file, root)): file for file in reversed(found)}
-    files = sorted(file for file in unique.values() if file not in empty)
-    splits = {split_of(file, root) for file in files}
-    for folder in sorted(empty):
-        if files and (split_of(folder, root) or "train") not in {*splits, "train"}:
+    unique = {(split_of(each, root), each.resolve()): each for each in reversed(found)}
+    files = sorted(set(unique.values()) - empty)
+    splits = {"", "train", *(split for (split, _), each in unique.items() if each not in empty)}
+    for (split, _), folder in unique.items():
+        if folder in empty and split not in splits and files:
             raise UserError(f"{folder} has no data file", "add one, or remove the folder")
     _check_card(root, files)
     tables: dict[Path, Path] = {}
@@ -162,18 +163,18 @@ def check_known(file: Path, otherwise: str = "") -> None:
 def _check_card(root: Path, files: list[Path]) -> None:
     """Raise UserError if the card of a data set of the hub has another split for a file."""
     card = root / "README.md"
-    if not card.is_file():
+    try:
+        configs = DatasetCard.load(card).data.to_dict()["configs"] if card.is_file() else []
+        given = [part for config in configs for part in config["data_files"]]
+        parts = [(part["split"], part["path"]) for part in given]
+    except Exception:  # no card, or one that leaves the splits to the names of files
         return
-    configs = DatasetCard.load(card, ignore_metadata_errors=True).data.to_dict().get("configs")
-    parts = [part for config in configs or [] for part in config.get("data_files") or []]
-    for part in parts:
-        paths = part["path"] if isinstance(part, dict) else part
+    for split, paths in parts:
         for file, path in itertools.product(files, [paths] if isinstance(paths, str) else paths):
-            given = part["split"] if isinstance(part, dict) else "train"
-            split = split_of(file, root) or "train"
-            if fnmatch(file.relative_to(root).as_posix(), path) and split_in(given) != split:
+            named = split_of(file, root) or "train"
+            if fnmatch(file.relative_to(root).as_posix(), path) and split_in(split) != named:
                 raise UserError(
-                    f"{file} is for {given} in {card.name}, and for {split} by its name",
+                    f"{file} is for {split} in {card.name}, and for {named} by its name",
                     "put the split into the name, or move the file out of the folder",
                 )
 

@@ -247,6 +247,9 @@ def _read_file(
         chosen.update(zip((column.name for column in columns), found, strict=True))
         free = [name for name in names if name not in found]
         splits = [name for name in free if _names_splits(name.lower())]
+        if sum(name.lower().startswith(FLAG) for name in splits) > 1:
+            problem = f"{file} has several columns for the split: {', '.join(splits)}"
+            raise UserError(problem, f"write one column split, with {', '.join(SPLITS)}")
         if splits:
             chosen[SPLIT] = splits[0]
         return {name: new for new, name in chosen.items() if name in names}
@@ -571,6 +574,7 @@ def _as_text(rows: datasets.Dataset, table: str) -> datasets.Dataset:
 
 def _no_text(problem: str, name: str) -> tuple[str, str]:
     hint = f"choose the right column with --{name}_column, or write it as text"
+    hint = "rename its column, or write it as text" if name == SPLIT else hint
     return f"{problem}; expected text or a number", hint
 
 
