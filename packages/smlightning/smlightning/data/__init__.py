@@ -2,6 +2,7 @@
 
 The way of a row, in the order of the run:
 
+- `folder`: each file of a folder as data, as none, or as an error: ``data_files``, ``split_of``.
 - `sources`: the files of ``--dataset``, or the hub, read as text: ``find``, ``read``, ``Table``.
 - `channel`: the job's folder for ``--dataset training``: ``CHANNEL``, ``channel_folder``.
 - `splits`: labels as classes, rows held out for missing splits: ``class_names``, ``complete``.
@@ -17,6 +18,6 @@ For any loader, in training:
 - `fingerprint`: of the files that ``--dataset`` and the channels name: ``of_files``.
 - `workers`: a loader's worker that loses a batch ends the run: ``LostBatches``.
 
-Imports go one way: `splits` on `sources`; `columns` and `text` on `batches`; `batches` on `exact`,
-and `exact` on `rng`.
+Imports go one way: `splits` on `sources`, and `sources` on `folder`; `columns` and `text` on
+`batches`; `batches` on `exact`, and `exact` on `rng`.
 """
