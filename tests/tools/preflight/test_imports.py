@@ -31,7 +31,7 @@ def install(site: Path, package: str, *files: str) -> None:
     for name in files:
         (site / name).parent.mkdir(parents=True, exist_ok=True)
         (site / name).touch()
-    info = site / f"{package}-1.0.dist-info"
+    info = site / f"{package.replace('-', '_')}-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
     record = [*files, *(f"{info.name}/{name}" for name in ("METADATA", "RECORD"))]

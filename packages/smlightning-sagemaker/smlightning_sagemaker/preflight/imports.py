@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from importlib.machinery import PathFinder
-from importlib.metadata import distribution, distributions, packages_distributions
+from importlib.metadata import distributions, packages_distributions
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
@@ -110,7 +110,7 @@ def is_shared(module: str, owners: list[str]) -> bool:
 @functools.lru_cache(maxsize=100)
 def own_files(package: str, module: str) -> list[str]:
     """The files of a package in this environment that are below a top-level module."""
-    files = distribution(package).files or []
+    files = [file for each in distributions(name=package) for file in each.files or []]
     return [file.as_posix() for file in files if file.parts[0].partition(".")[0] == module]
 
 
