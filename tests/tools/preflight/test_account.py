@@ -46,9 +46,9 @@ def test_without_credentials_the_account_is_skipped(good):
     assert destination is None and [(each.level, each.key) for each in found] == [
         ("skipped", "AWS")
     ]
-    assert "without the account" in preflight.passed(found)
-    assert preflight.passed([]) == "preflight passed"
-    assert preflight.passed([], offline=True).endswith(
+    assert "without the account" in preflight.verdict(found)
+    assert preflight.verdict([]) == "preflight passed"
+    assert preflight.verdict([], offline=True).endswith(
         "without the account; not checked: role, keys, secrets, network, data"
     )
 
@@ -57,9 +57,12 @@ def test_the_last_line_lists_whatever_was_not_checked(aws, good, monkeypatch):
     """IAM answers 500, and uv has no index: neither is a pass."""
     failed = refusal("InternalFailure", "SimulatePrincipalPolicy")
     record(monkeypatch, SimulatePrincipalPolicy=failed)
-    assert preflight.passed(findings(good)) == "preflight passed; not checked: role"
+    assert preflight.verdict(findings(good)) == "preflight passed; not checked: role"
     later = Finding("skipped", "src/requirements.txt", "not resolved", "try again")
-    assert preflight.passed([later]).endswith("not checked: src/requirements.txt")
+    assert preflight.verdict([later]).endswith("not checked: src/requirements.txt")
+    wrong = Finding("error", "image", "is no image", "correct it")
+    failed_line = preflight.verdict([wrong, later])
+    assert failed_line.startswith("preflight failed") and "src/requirements.txt" in failed_line
 
 
 def test_expired_credentials_are_an_error(aws, good, monkeypatch):

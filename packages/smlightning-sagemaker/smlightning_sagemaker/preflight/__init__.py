@@ -27,10 +27,10 @@ from smlightning_sagemaker.preflight import (
     secrets,
     source,
 )
-from smlightning_sagemaker.preflight.summary import passed, summary
+from smlightning_sagemaker.preflight.summary import summary, verdict
 from smlightning_sagemaker.project import Project
 
-__all__ = ["CHECKS", "all_findings", "offline_checks", "passed", "run", "summary"]
+__all__ = ["CHECKS", "all_findings", "offline_checks", "run", "summary", "verdict"]
 
 Check = Callable[[Job, dict[str, Any], Project], Iterator[Finding]]
 

@@ -44,6 +44,8 @@ def unread(job: Job, request: dict[str, Any], project: Project) -> Iterator[Find
         problem = "no option and no file of src/ reads it, and every host would download it"
         hint = 'name it training and set hyperparameters.dataset = "training", give an option '
         hint += f'its folder, "{paths.CHANNELS}{name}", or remove it'
+        if "-" in name:  # SM_CHANNEL_MY-DATA, which a shell cannot export
+            problem, hint = "its variable would have a hyphen", f"name it {name.replace('-', '_')}"
         yield level(f"channels.{name}", problem, hint)
 
 

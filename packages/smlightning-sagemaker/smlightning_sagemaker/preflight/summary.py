@@ -1,10 +1,10 @@
 """A job in one line, and preflight's last line."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from smlightning.errors import UserError
 from smlightning.options import declared_options
-from smlightning_sagemaker.findings import Finding
+from smlightning_sagemaker.findings import Finding, has_errors
 from smlightning_sagemaker.job import images, instances, launchers
 from smlightning_sagemaker.job.job import Hosts, Job
 from smlightning_sagemaker.project import Project
@@ -41,15 +41,18 @@ def processes(cluster: Sequence[Hosts], launcher: str) -> int | None:
     return sum(hosts.count * count for hosts, count in zip(cluster, each, strict=True))
 
 
-def passed(results: Iterable[Finding], *, offline: bool = False) -> str:
-    """The last line of preflight without errors; it lists what was not checked, and why."""
-    why = "preflight passed"
+def verdict(results: Sequence[Finding], *, offline: bool = False) -> str:
+    """The last line of preflight: whether it passed, and what was not checked, for any reason."""
+    line = "preflight passed"
+    if has_errors(results):
+        line = "preflight failed: fix the errors above, or pass --accept KEY for one that does not "
+        line += "apply"
     skipped = [finding.key for finding in results if finding.level == "skipped"]
     if offline or "AWS" in skipped:
-        why += ", without the account"
+        line += ", without the account"
         skipped = [*ACCOUNT, *(key for key in skipped if key != "AWS")]
-    unjudged = ", ".join(dict.fromkeys(skipped))
-    return f"{why}; not checked: {unjudged}" if unjudged else why
+    unchecked = ", ".join(dict.fromkeys(skipped))
+    return f"{line}; not checked: {unchecked}" if unchecked else line
 
 
 def option(job: Job, project: Project, name: str) -> int | None:
