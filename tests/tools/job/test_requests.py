@@ -62,6 +62,7 @@ def test_groups_and_preferences_of_request_are_sent_in_place_of_type_and_count(
 
 URI = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:{}-sagemaker"
 PY312 = URI.format("2.8.0-gpu-py312-cu129-ubuntu22.04")
+MIRROR = "registry.example.com/team/pytorch:2.14-cu133-amzn2023-sagemaker"
 OWN = "123456789012.dkr.ecr.us-east-1.amazonaws.com/mine:1"
 EFA = {"FI_PROVIDER": "efa"}
 
@@ -75,6 +76,7 @@ EFA = {"FI_PROVIDER": "efa"}
         ({"instance_type": "ml.p6-b200.48xlarge"}, EFA),
         ({"instance_type": "ml.p6-b300.48xlarge"}, EFA),
         ({"instance_type": "ml.p5en.48xlarge", "image": PY312}, EFA),
+        ({"instance_type": "ml.p5en.48xlarge", "image": MIRROR}, EFA),
         # Types that it knows, and types without EFA.
         ({"instance_type": "ml.p5.48xlarge"}, {}),
         ({"instance_type": "ml.p4d.24xlarge"}, {}),

@@ -69,7 +69,7 @@ RULES = (
     # github.com/NVIDIA/nvidia-container-toolkit, environment variables of the specification
     Rule(
         "NVIDIA_DRIVER_CAPABILITIES",
-        "(?!.*(all|compute)).*",
+        "(?!.*(all|compute)).+",
         "with {value}, the container has no CUDA",
         'write "compute,utility", or remove it',
         error,

@@ -37,7 +37,7 @@ FORMATS = (
     r"\bABSK[A-Za-z0-9+/]{100}",  # Amazon Bedrock
     r"\bbedrock-api-key-[A-Za-z0-9+/]{40}",
     r"\bdckr_(pat|oat)_[\w-]{20}",  # Docker
-    r"\w{3}\dQ~[\w.~-]{31}",  # an application of Azure
+    r"\dQ~[\w.~-]{31}",  # an application of Azure
     r"[sr]k_(live|test)_[A-Za-z0-9]{16}",  # Stripe
     rf"\bgl(pat|dt|rt|cbt|ptt|soat|ffct|oas|imt|agent|wt)-{DIGIT}[\w-]{{20}}",  # GitLab
     r"AIza[\w-]{35}",  # Google
