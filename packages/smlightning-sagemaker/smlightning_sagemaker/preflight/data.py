@@ -203,21 +203,19 @@ def file_systems(job: Job, body: dict[str, Any], project: Project) -> Iterator[F
     hosts = {subnet["VpcId"] for subnet in subnets}
     for name, source in sources.items():
         key, system = f"channels.{name}", source["FileSystemId"]
-        found = [each for each in served(job, source) if each.is_ready]
-        reached = {each.vpc for each in found}
+        found = ways_in(job, source)
+        reached = {vpc for vpc, _, _ in found}
         if not hosts & reached:
             where = f"is reached from {', '.join(sorted(reached)) or 'no network'}"
             problem = f"{system} {where}, and the hosts are in {', '.join(hosts)}"
             hint = "use subnets of its network, or create a mount target (EFS) in the hosts'"
             yield error(key, problem, hint)
             continue
-        root = f"/{found[0].mount_name}"
-        if found[0].mount_name and not aws.within(source["DirectoryPath"], root):
-            problem = (
-                f"found {source['DirectoryPath']}, and the mount name of {system} is {root[1:]}"
-            )
-            yield error(key, problem, f'begin directory_path with "{root}"')
-        interfaces = [each for one in found for each in one.interfaces]
+        mount = found[0][2]
+        if mount and not aws.within(source["DirectoryPath"], f"/{mount}"):
+            problem = f"found {source['DirectoryPath']}, and the mount name of {system} is {mount}"
+            yield error(key, problem, f'begin directory_path with "/{mount}"')
+        interfaces = [each for _, own, _ in found for each in own]
         groups = network.groups_of(job, interfaces) if interfaces else []
         port = PORTS[source["FileSystemType"]]
         if groups and not network.lets_hosts_in(job, body, groups, port):
@@ -225,38 +223,28 @@ def file_systems(job: Job, body: dict[str, Any], project: Project) -> Iterator[F
             yield error(key, problem, f"allow TCP {port} from the hosts' security group")
 
 
-@dataclass(frozen=True)
-class Served:
-    """A network from which a file system is reached."""
+def ways_in(job: Job, source: dict[str, Any]) -> list[tuple[str, list[str], str]]:
+    """The ways to a file system that are in use: VPC, network interfaces, and FSx's mount name.
 
-    vpc: str
-    is_ready: bool
-    interfaces: list[str]
-    mount_name: str = ""  # with which paths of FSx for Lustre begin
-
-
-def served(job: Job, source: dict[str, Any]) -> list[Served]:
-    """The networks of a file system (fsx API_FileSystem; efs API_MountTargetDescription)."""
+    Sources: fsx API_FileSystem; efs API_MountTargetDescription.
+    """
     name = source["FileSystemId"]
     if source["FileSystemType"] == "FSxLustre":
         systems = aws.client("fsx", job.region).describe_file_systems(FileSystemIds=[name])
         return [
-            Served(
+            (
                 each["VpcId"],
-                each.get("Lifecycle", "AVAILABLE") in ("AVAILABLE", "UPDATING"),
                 each.get("NetworkInterfaceIds", []),
                 each.get("LustreConfiguration", {}).get("MountName", ""),
             )
             for each in systems["FileSystems"]
+            if each.get("Lifecycle", "AVAILABLE") in ("AVAILABLE", "UPDATING")
         ]
     targets = aws.client("efs", job.region).describe_mount_targets(FileSystemId=name)
     return [
-        Served(
-            each["VpcId"],
-            each["LifeCycleState"] == "available",
-            [each["NetworkInterfaceId"]] if "NetworkInterfaceId" in each else [],
-        )
+        (each["VpcId"], [each["NetworkInterfaceId"]] if "NetworkInterfaceId" in each else [], "")
         for each in targets["MountTargets"]
+        if each["LifeCycleState"] == "available"
     ]
 
 
