@@ -139,14 +139,8 @@ def run_preflight(arguments: argparse.Namespace, project: Project) -> int:
     report(results, arguments.json)
     print(preflight.summary(wanted, project))
     print(price.cost(wanted, offline=arguments.offline))
-    if findings.has_errors(results):
-        print(
-            "preflight failed: fix the errors above, "
-            "or pass --accept KEY for one that does not apply"
-        )
-        return 1
-    print(preflight.passed(results, offline=arguments.offline))
-    return 0
+    print(preflight.verdict(results, offline=arguments.offline))
+    return int(findings.has_errors(results))
 
 
 def report(results: Sequence[Finding], file: Path | None) -> None:

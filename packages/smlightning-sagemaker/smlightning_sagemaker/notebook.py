@@ -81,7 +81,7 @@ class Launch:
         if findings.has_errors(results):
             hint = f'correct them, or Launch(accept=["KEY"]) for one that does not apply; {AGAIN}'
             raise UserError("preflight found errors", hint)
-        print(preflight.passed(results))
+        print(preflight.verdict(results))
         self._passed[PREFLIGHT] = checked
 
     def rehearse(self, *options: str) -> None:

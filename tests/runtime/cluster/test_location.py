@@ -163,6 +163,8 @@ WRONG = {
         mpirun(0, 2, 2, SM_HOSTS=TWO, SM_DISTRIBUTED_CONFIG="{}"),
         r'2 processes; expected 4.*mpi_additional_options=\["-np", "4"\]',
     ),
+    "MPICH": ({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}, "PMI_SIZE is 2: .*MPICH"),
+    "MVAPICH2": ({"MV2_COMM_WORLD_SIZE": "4"}, "MV2_COMM_WORLD_SIZE is 4.*torchrun"),
     "uneven": (torchrun(0, 5, 2), "5 processes"),
     "ranks in turn": (mpirun(1, 4, 2) | {"OMPI_COMM_WORLD_LOCAL_RANK": "0"}, "rank 1 is process 0"),
     "no port": (torchrun(0, 2, 2, MASTER_PORT="x"), "MASTER_PORT is 'x'"),
@@ -181,6 +183,11 @@ WRONG = {
 def test_a_wrong_launch_is_an_error(env: dict[str, str], words: str) -> None:
     with pytest.raises(ClusterError, match=words):
         locate(env, CPU)
+
+
+@pytest.mark.parametrize("env", [{"PMI_SIZE": "1"}, torchrun(0, 2, 2) | {"PMI_SIZE": "2"}])
+def test_variables_of_another_mpi_next_to_a_launchers_are_no_error(env: dict[str, str]) -> None:
+    assert locate(env, CPU).rank == 0
 
 
 def test_hidden_or_absent_gpus_are_no_error() -> None:

@@ -9,6 +9,7 @@ from moto_account import ACCOUNT, Vpc, findings, levels, record, refusal
 from small_job import PROJECT
 from smlightning_sagemaker import preflight
 from smlightning_sagemaker.__main__ import main
+from smlightning_sagemaker.findings import Finding
 from smlightning_sagemaker.job.job import Job, Network
 from smlightning_sagemaker.preflight import account
 
@@ -45,9 +46,23 @@ def test_without_credentials_the_account_is_skipped(good):
     assert destination is None and [(each.level, each.key) for each in found] == [
         ("skipped", "AWS")
     ]
-    assert "without the account" in preflight.passed(found)
-    assert preflight.passed([]) == "preflight passed"
-    assert "role, network and data were not checked" in preflight.passed([], offline=True)
+    assert "without the account" in preflight.verdict(found)
+    assert preflight.verdict([]) == "preflight passed"
+    assert preflight.verdict([], offline=True).endswith(
+        "without the account; not checked: role, keys, secrets, network, data"
+    )
+
+
+def test_the_last_line_lists_whatever_was_not_checked(aws, good, monkeypatch):
+    """IAM answers 500, and uv has no index: neither is a pass."""
+    failed = refusal("InternalFailure", "SimulatePrincipalPolicy")
+    record(monkeypatch, SimulatePrincipalPolicy=failed)
+    assert preflight.verdict(findings(good)) == "preflight passed; not checked: role"
+    later = Finding("skipped", "src/requirements.txt", "not resolved", "try again")
+    assert preflight.verdict([later]).endswith("not checked: src/requirements.txt")
+    wrong = Finding("error", "image", "is no image", "correct it")
+    failed_line = preflight.verdict([wrong, later])
+    assert failed_line.startswith("preflight failed") and "src/requirements.txt" in failed_line
 
 
 def test_expired_credentials_are_an_error(aws, good, monkeypatch):
@@ -69,7 +84,7 @@ def test_a_proxys_answer_in_html_is_one_line(aws, good, monkeypatch):
     """botocore's error about it is no BotoCoreError."""
     html = ResponseParserError("<html>")
     record(monkeypatch, HeadBucket=html)
-    assert levels(good) == [("skipped", "data")]
+    assert levels(good) == [("skipped", "bucket")]
     record(monkeypatch, GetCallerIdentity=html)
     assert of_account(good) == [("skipped", "AWS")]
     monkeypatch.setattr("smlightning_sagemaker.job.job.load", lambda *_: good)

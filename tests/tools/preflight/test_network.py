@@ -1,7 +1,11 @@
 """Preflight finds hosts that reach neither each other, nor S3, nor the index of packages."""
 
+import json
 from collections.abc import Callable
+from typing import Any
 
+import boto3
+import botocore.client
 import pytest
 
 from moto_account import ACCOUNT, REGION, Vpc, levels, record
@@ -157,3 +161,68 @@ def test_a_group_that_lets_out_to_itself_alone_reaches_no_s3(good, vpc):
     assert levels(job) == [("error", GROUPS)]
     vpc.endpoints("s3")  # with the group itself
     assert levels(job) == []
+
+
+def replaced(answer: str, **changes: Any) -> Any:
+    """moto's answer, with other facts of each endpoint or ACL."""
+    call = botocore.client.BaseClient._make_api_call
+
+    def answered(arguments: dict[str, Any]) -> dict[str, Any]:
+        ec2 = boto3.client("ec2", REGION)
+        found = call(ec2, answer, arguments)
+        (entries,) = [value for value in found.values() if isinstance(value, list)]
+        for entry in entries:
+            entry.update(changes)
+        return found
+
+    return answered
+
+
+ONE_BUCKET = json.dumps(
+    {
+        "Statement": [
+            {
+                "Effect": "Allow",
+                "Principal": "*",
+                "Action": "*",
+                "Resource": "arn:aws:s3:::other/*",
+            }
+        ]
+    }
+)
+EVERYTHING = ONE_BUCKET.replace("arn:aws:s3:::other/*", "*")
+DENY_FIRST = [
+    {"RuleNumber": number, "Egress": way, "RuleAction": action, "Protocol": "-1"}
+    for way in (False, True)
+    for number, action in ((90, "deny"), (100, "allow"))
+]
+
+
+@pytest.mark.parametrize(
+    ("answer", "changes", "expected"),
+    [
+        ("DescribeVpcEndpoints", {"PolicyDocument": EVERYTHING}, []),
+        ("DescribeVpcEndpoints", {"PolicyDocument": ONE_BUCKET}, ["network.endpoints"]),
+        ("DescribeVpcEndpoints", {"PrivateDnsEnabled": False}, ["network.endpoints"]),
+        ("DescribeNetworkAcls", {"Entries": DENY_FIRST}, ["network.subnets"]),
+    ],
+)
+def test_what_may_keep_traffic_back_is_a_warning(good, vpc, monkeypatch, answer, changes, expected):
+    vpc.endpoints("s3")
+    job = good.replace(network=vpc.network, environment={"PIP_INDEX_URL": "https://a.internal/s"})
+    assert levels(job) == []
+    record(monkeypatch, **{answer: replaced(answer, **changes)})
+    assert levels(job) == [("warning", key) for key in expected]
+
+
+def test_an_endpoints_group_lets_the_hosts_in(good, vpc):
+    closed = vpc.ec2.create_security_group(GroupName="closed", Description="x", VpcId=vpc.id)
+    vpc.ec2.create_vpc_endpoint(
+        VpcId=vpc.id,
+        ServiceName=f"com.amazonaws.{REGION}.s3",
+        VpcEndpointType="Interface",
+        SubnetIds=[vpc.subnet],
+        SecurityGroupIds=[closed["GroupId"]],
+    )
+    job = good.replace(network=vpc.network, environment={"PIP_INDEX_URL": "https://a.internal/s"})
+    assert levels(job) == [("warning", "network.endpoints")]

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -15,8 +16,9 @@ from smlightning.options import option
 from smlightning_sagemaker import preflight
 from smlightning_sagemaker import project as projects
 from smlightning_sagemaker.__main__ import main
-from smlightning_sagemaker.job import price
-from smlightning_sagemaker.job.job import OTHER_HOSTS, Job
+from smlightning_sagemaker.findings import has_errors
+from smlightning_sagemaker.job import price, request
+from smlightning_sagemaker.job.job import Job
 from smlightning_sagemaker.preflight import channels, image, source
 
 
@@ -34,6 +36,7 @@ def offline(wanted: Job) -> list[str]:
 
 ASKED = """
 import sys
+from typing import Any
 asked = []
 def audit(event, facts):
     if event in ("socket.connect", "socket.getaddrinfo", "subprocess.Popen"):
@@ -178,10 +181,72 @@ def test_cost_is_never_invented(good):
     assert said == f"cost    4.00 USD an hour, at most 6.00 USD: {made_of}"
 
 
-@pytest.mark.parametrize("member", OTHER_HOSTS)
-def test_neither_cost_nor_ranks_are_computed_if_the_request_replaces_the_hosts(member, good):
-    """instance_count and instance_type are then not sent."""
-    config = {"ResourceConfig": {member: []}}
-    sent = good.replace(price_per_hour=2.0, request=config)
-    assert price.cost(sent) == "cost    not known: [request] replaces the hosts"
-    assert preflight.summary(sent, PROJECT) == "job     not known: [request] replaces the hosts"
+def groups(*hosts: tuple[str, int]) -> dict[str, Any]:
+    return {
+        "InstanceGroups": [
+            {"InstanceGroupName": f"g{number}", "InstanceType": kind, "InstanceCount": count}
+            for number, (kind, count) in enumerate(hosts)
+        ]
+    }
+
+
+def preferences(*hosts: tuple[str, int]) -> dict[str, Any]:
+    return {
+        "InstancePreferences": [
+            {"InstanceType": kind, "InstanceCount": count} for kind, count in hosts
+        ]
+    }
+
+
+@pytest.mark.parametrize(
+    ("config", "hosts", "cost"),
+    [
+        (groups(("ml.g5.xlarge", 2)), "2 × ml.g5.xlarge, torch_distributed", "4.00"),
+        (groups(("ml.g5.xlarge", 1), ("ml.g5.12xlarge", 2)), "5 GPUs of both", "6.00"),
+        (preferences(("ml.p5.48xlarge", 1), ("ml.g5.12xlarge", 2)), " or ", "4.00"),
+    ],
+)
+def test_hosts_of_request_are_the_hosts_that_are_judged(good, config, hosts, cost):
+    """instance_type and instance_count are then not sent."""
+    job = good.replace(
+        instance_type="ml.c5.xlarge",
+        instance_count=1,
+        price_per_hour=2.0,
+        request={"ResourceConfig": config},
+    )
+    found, body = preflight.offline_checks(job, PROJECT)
+    assert not has_errors(found), [str(each) for each in found]
+    assert "-cu" in body["AlgorithmSpecification"]["TrainingImage"]
+    assert body["HyperParameters"]["sagemaker_torch_distributed_enabled"] == "true"
+    line = preflight.summary(job, PROJECT)
+    assert hosts in line or ("GPUs" in hosts and "9 ranks" in line)
+    assert f"cost    {cost} USD an hour" in price.cost(job)
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "key"),
+    [
+        (groups(("ml.c5.xlarge", 1), ("ml.g5.xlarge", 1)), {}, "image"),  # no image fits both
+        (preferences(("ml.p5.48xlarge", 1), ("ml.c5.xlarge", 1)), {}, "image"),
+        (preferences(("ml.p3.16xlarge", 1), ("ml.p4d.24xlarge", 1)), {}, "image"),  # CUDA 13
+        (groups(("ml.g5.xlarge", 2)), {"distribution": "none"}, "distribution"),
+        (preferences(("ml.g5.48xlarge", 1)), {"distribution": "smddp"}, "distribution"),
+    ],
+)
+def test_a_mistake_on_one_type_of_host_is_found(good, config, changes, key):
+    job = good.replace(
+        instance_type="ml.g5.xlarge",
+        instance_count=1,
+        request={"ResourceConfig": config},
+        **changes,
+    )
+    found, _ = preflight.offline_checks(job, PROJECT)
+    assert key in [each.key for each in found if each.level == "error"]
+
+
+def test_a_count_for_all_preferences_is_sent(good):
+    kinds = [{"InstanceType": "ml.p4d.24xlarge"}, {"InstanceType": "ml.p4de.24xlarge"}]
+    config = {"ResourceConfig": {"InstancePreferences": kinds}}
+    job = good.replace(instance_count=2, request=config)
+    assert request.dry_run(job, PROJECT)["ResourceConfig"]["InstanceCount"] == 2
+    assert "2 × ml.p4d.24xlarge or 2 × ml.p4de.24xlarge" in preflight.summary(job, PROJECT)

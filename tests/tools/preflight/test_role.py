@@ -144,7 +144,9 @@ def test_the_requests_keys_are_asked_for_by_their_arn(aws, good, asked, key):
         "OutputDataConfig": {"KmsKeyId": "alias/team"},
         "ResourceConfig": {"VolumeKmsKeyId": key},
     }
-    assert findings(good.replace(request=keys)) == []
+    job = good.replace(request=keys, instance_type="ml.c5.4xlarge")  # without disks of its own
+    assert findings(job) == []
+    assert asked["kms:Encrypt"]["ResourceArns"] == [key]
     assert asked["kms:GenerateDataKey"]["ResourceArns"] == [key]
     assert asked["kms:CreateGrant"]["ResourceArns"] == [key]
 
@@ -208,7 +210,8 @@ def test_the_role_may_use_the_key_of_a_secret(aws, good, asked, key):
 
 def test_no_hint_names_a_permission_that_infra_has_not(aws, good, monkeypatch, key):
     record(monkeypatch, SimulatePrincipalPolicy=simulated("kms:CreateGrant"))
-    (finding,) = findings(good.replace(request={"ResourceConfig": {"VolumeKmsKeyId": key}}))
+    config = {"ResourceConfig": {"VolumeKmsKeyId": key}}
+    (finding,) = findings(good.replace(request=config, instance_type="ml.c5.4xlarge"))
     assert finding.key == "role.kms:CreateGrant" and "infra/" not in finding.hint
 
 
@@ -226,8 +229,12 @@ def test_every_simulated_action_has_a_purpose(aws, good, asked, key):
     aws.client("secretsmanager").create_secret(Name="words/db", SecretString="x")
     aws.client("ssm").put_parameter(Name="api", Value="x", Type="String")
     secrets = {"DB": "words/db", "API": "ssm:api"}
-    config = {"ResourceConfig": {"VolumeKmsKeyId": key}}
-    assert findings(good.replace(secrets=secrets, request=config)) == []
+    config = {
+        "ResourceConfig": {"VolumeKmsKeyId": key},
+        "OutputDataConfig": {"KmsKeyId": key},
+    }
+    job = good.replace(secrets=secrets, request=config, instance_type="ml.c5.4xlarge")
+    assert findings(job) == []
     assert asked.keys() == role.PURPOSES.keys()
 
 
@@ -237,3 +244,47 @@ def test_the_key_of_the_datas_bucket_is_asked_for(aws, good, asked, key):
     encrypted(aws, key, "words-data")
     assert findings(good.replace(channels={"training": "s3://words-data/"})) == []
     assert asked["kms:Decrypt"]["ResourceArns"] == [key] and "kms:GenerateDataKey" not in asked
+
+
+VOLUME = "request.ResourceConfig.VolumeKmsKeyId"
+OUTPUT_KEY = "request.OutputDataConfig.KmsKeyId"
+
+
+@pytest.mark.parametrize("kind", ["ml.g5.xlarge", "ml.p4d.24xlarge", "ml.m5d.xlarge"])
+def test_a_type_with_disks_of_its_own_takes_no_volume_key(aws, good, key, kind):
+    job = good.replace(instance_type=kind, request={"ResourceConfig": {"VolumeKmsKeyId": key}})
+    assert ("error", VOLUME) in levels(job)
+
+
+@pytest.mark.parametrize("name", ["alias/team", f"arn:aws:kms:{REGION}:{ACCOUNT}:alias/team"])
+def test_a_volume_key_is_named_by_its_id_or_arn(aws, good, key, name):
+    aws.client("kms").create_alias(AliasName="alias/team", TargetKeyId=key)
+    job = good.replace(instance_type="ml.c5.4xlarge")
+    named = job.replace(request={"ResourceConfig": {"VolumeKmsKeyId": name}})
+    assert levels(named) == [("error", VOLUME)]
+    by_id = {"ResourceConfig": {"VolumeKmsKeyId": key.rpartition("/")[2]}}
+    assert levels(job.replace(request=by_id)) == []
+    assert levels(good.replace(request={"OutputDataConfig": {"KmsKeyId": name}})) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "level"),
+    [
+        ("alias/absent", None, "error"),
+        ("1234abcd-12ab-34cd-56ef-1234567890ab", None, "error"),
+        (f"arn:aws:kms:eu-west-1:{ACCOUNT}:key/1", refusal("InvalidArnException"), "error"),
+        (f"arn:aws:kms:{REGION}:999999999999:key/1", refusal("AccessDeniedException"), "skipped"),
+    ],
+)
+def test_a_key_that_does_not_exist_loses_the_model(aws, good, monkeypatch, name, answer, level):
+    """The other keys are judged all the same."""
+    if answer:
+        record(monkeypatch, DescribeKey=answer)
+    job = good.replace(request={"OutputDataConfig": {"KmsKeyId": name}})
+    assert levels(job) == [(level, OUTPUT_KEY)]
+
+
+def test_a_key_of_signatures_encrypts_nothing(aws, good):
+    made = aws.client("kms").create_key(KeyUsage="SIGN_VERIFY", KeySpec="RSA_2048")
+    config = {"OutputDataConfig": {"KmsKeyId": made["KeyMetadata"]["KeyId"]}}
+    assert levels(good.replace(request=config)) == [("error", OUTPUT_KEY)]

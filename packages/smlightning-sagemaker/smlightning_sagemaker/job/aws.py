@@ -144,7 +144,10 @@ def s3_uri(text: str) -> bool:
 
 
 def s3_location(uri: str) -> tuple[str, str]:
-    """Bucket and key of an S3 address."""
+    """Bucket, or the ARN of an access point, and key of an S3 address."""
+    of_point = re.match(r"s3://(arn:[^/]*accesspoint/[^/]+)/?(.*)", uri)
+    if of_point:
+        return of_point[1], of_point[2]
     bucket, _, key = uri.removeprefix("s3://").partition("/")
     return bucket, key
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date
@@ -90,6 +91,23 @@ class Profile:
         return int(major), int(minor)
 
     @property
+    def minor(self) -> int:
+        """The minor version of its Python 3."""
+        return int(self.python.removeprefix("3."))
+
+    @property
+    def standard_library(self) -> set[str]:
+        """The modules of its Python, whichever Python runs here."""
+        gone = {
+            each for minor, text in REMOVED.items() if minor <= self.minor for each in text.split()
+        }
+        later = {
+            each for minor, text in ADDED.items() if minor > self.minor for each in text.split()
+        }
+        known = {"distutils", *" ".join([*REMOVED.values(), *ADDED.values()]).split()}
+        return {*sys.stdlib_module_names, *known} - gone - later
+
+    @property
     def holes(self) -> list[str]:
         """The harm that a malicious file can do in this image."""
         return [harm for fixed, harm in HOLES.items() if self.version < fixed]
@@ -138,6 +156,14 @@ MODULES = {
     "triton": "triton",
     "wheel": "wheel",
 }
+# Modules of the standard library that a minor version of Python 3 removed, or added. setuptools has
+# distutils (https://docs.python.org/3/whatsnew/).
+REMOVED = {
+    12: "asynchat asyncore imp smtpd",
+    13: "aifc audioop cgi cgitb chunk crypt imghdr lib2to3 mailcap msilib nis nntplib ossaudiodev "
+    "pipes sndhdr spwd sunau telnetlib uu xdrlib",
+}
+ADDED = {11: "tomllib", 14: "annotationlib compression"}
 # Packages that images have built for their CUDA, NCCL, EFA and SMDDP. The libraries of CUDA are
 # those that torch requires; others of NVIDIA's packages, as nvidia-ml-py, replace nothing.
 CUDA_VERSION = re.compile(r"-cu\d+$")
@@ -226,10 +252,12 @@ def efa_variables(job: Job) -> dict[str, str]:
 
     Empty where the image's toolkit sets them, or the image is not AWS's.
     """
-    kind = job.instance_type
     if profile(job) is None or launchers.launcher(job) != "torch_distributed":
         return {}
-    return EFA_VARIABLES if instances.efa(kind) and kind not in EFA_SET else {}
+    kinds = [each.instance_type for each in job.variants]
+    return (
+        EFA_VARIABLES if any(instances.efa(kind) and kind not in EFA_SET for kind in kinds) else {}
+    )
 
 
 # Registries and tags, as SDK v3 knows them; packages/update_tables.py writes the file.
@@ -238,17 +266,13 @@ REGISTRIES: dict[str, str] = TABLES["registries"]  # region → account
 
 
 def profile(job: Job) -> Profile | None:
-    """The content of the job's image; None for an image of the owner's own.
-
-    A mirror or a pull-through cache of AWS's registry keeps repository and tag.
-    """
+    """The content of the job's image; None for an image of the owner's own, or by its digest."""
     if job.image == "auto":
         return IMAGE_OF_LAUNCHER.get(launchers.launcher(job), CURRENT)
     if job.image in PROFILES:
         return PROFILES[job.image]
-    if image := aws_image(job.image):
-        return image.profile
-    return profile_of_tag(job.image.partition("@")[0].rpartition("/")[2])
+    image = aws_image(job.image)
+    return image.profile if image else None
 
 
 def image_uri(job: Job) -> str:
@@ -260,7 +284,7 @@ def image_uri(job: Job) -> str:
     family = profile(job)
     if family is None or "/" in job.image:
         return job.image
-    for_gpus = instances.gpus(job.instance_type) != 0
+    for_gpus = any(instances.gpus(each.instance_type) != 0 for each in job.variants)
     return f"{registry(job.region)}/{family.gpu if for_gpus else family.cpu}"
 
 
@@ -284,6 +308,7 @@ def registry(region: str) -> str:
 PUBLIC = "public.ecr.aws/deep-learning-containers"
 ECR = re.compile(r"(\d{12})\.dkr[.-]ecr(?:-fips)?\.([a-z0-9-]+)\.[a-z0-9.-]+/([^:@]+)(?::([^@]+))?")
 BUILD = re.compile(r"(-v\d+(\.\d+)*)?(-\d{4}-\d\d-\d\d-[\d-]+)?$")  # at the end of a tag
+AWS_TAG = re.compile(r"\d+\.\d+(\.\d+)?-(gpu|cpu|cu\d+)-[\w.-]*-sagemaker")
 VERSION = re.compile(r"(\d+)\.(\d+)(\.\d+)?(-|$)")
 OF_PROFILES = {tag: each for each in PROFILES.values() for tag in (each.gpu, each.cpu) if tag}
 
@@ -337,15 +362,20 @@ class AwsImage:
 
 
 def aws_image(uri: str) -> AwsImage | None:
-    """The image at an address in one of AWS's own registries; None for others."""
+    """The image at an address in one of AWS's own registries, or of a mirror; None for others.
+
+    A mirror or a pull-through cache keeps the name of the repository and AWS's tag.
+    """
     uri = uri.partition("@")[0]
     if uri.startswith(f"{PUBLIC}/"):
         repository, _, tag = uri.removeprefix(f"{PUBLIC}/").partition(":")
         return AwsImage("", "", repository, tag)
     address = ECR.fullmatch(uri)
-    if not address or address[1] not in REGISTRIES.values():
-        return None
-    return AwsImage(address[1], address[2], address[3], address[4] or "")
+    if address and address[1] in REGISTRIES.values():
+        return AwsImage(address[1], address[2], address[3], address[4] or "")
+    repository, _, tag = uri.rpartition("/")[2].partition(":")
+    is_mirror = repository in TABLES["tags"] and AWS_TAG.fullmatch(BUILD.sub("", tag))
+    return AwsImage("", "", repository, tag) if is_mirror else None
 
 
 def profile_of_tag(name: str) -> Profile | None:

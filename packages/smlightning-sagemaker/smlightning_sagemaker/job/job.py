@@ -25,7 +25,6 @@ from smlightning_sagemaker.project import Project
 MOST = 10**9  # no number of a job is larger
 # Members of ResourceConfig that AWS takes in place of InstanceType and InstanceCount.
 OTHER_HOSTS = ("InstanceGroups", "InstancePreferences")
-UNKNOWN_HOSTS = "not known: [request] replaces the hosts"
 
 
 def _is_value(value: Any) -> Any:
@@ -104,6 +103,14 @@ class Network(Table):
         "encrypt what hosts send each other; slower",
         default=False,
     )
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Hosts of one type."""
+
+    instance_type: str
+    count: int
 
 
 class Job(Table):
@@ -202,6 +209,40 @@ class Job(Table):
         """Members of [request.ResourceConfig] that replace instance_type and instance_count."""
         config = self.request.get("ResourceConfig", {})
         return {name: config[name] for name in OTHER_HOSTS if name in config}
+
+    @property
+    def clusters(self) -> list[list[Hosts]]:
+        """The clusters of which AWS starts one, each with its types of hosts.
+
+        InstanceGroups are one cluster of several types, InstancePreferences a cluster each
+        (API_ResourceConfig).
+        """
+        named = {
+            name: [
+                Hosts(
+                    str(entry.get("InstanceType")), entry.get("InstanceCount", self.instance_count)
+                )
+                for entry in entries
+            ]
+            for name, entries in self.other_hosts.items()
+        }
+        preferred = [[hosts] for hosts in named.get("InstancePreferences", [])]
+        groups = [named["InstanceGroups"]] if named.get("InstanceGroups") else []
+        return preferred or groups or [[Hosts(self.instance_type, self.instance_count)]]
+
+    @property
+    def variants(self) -> "list[Job]":
+        """The job on each type of host that may run it, with the hosts of its whole cluster."""
+        return [
+            self.model_copy(
+                update={
+                    "instance_type": hosts.instance_type,
+                    "instance_count": sum(each.count for each in cluster),
+                }
+            )
+            for cluster in self.clusters
+            for hosts in cluster
+        ]
 
     def replace(self, **changes: Any) -> "Job":
         """A copy with other values for some keys, checked like those of a file.

@@ -64,9 +64,11 @@ def launcher(job: Job) -> str:
     """
     if job.distribution != "auto":
         return job.distribution
-    if job.instance_count == 1 and instances.gpus(job.instance_type) in (0, 1):
-        return "none"
-    return "torch_distributed"
+    is_one_process = all(
+        each.instance_count == 1 and instances.gpus(each.instance_type) in (0, 1)
+        for each in job.variants
+    )
+    return "none" if is_one_process else "torch_distributed"
 
 
 ENABLED = {  # by launcher

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from smlightning_sagemaker.job import aws
-from smlightning_sagemaker.job.job import UNKNOWN_HOSTS, Job
+from smlightning_sagemaker.job.job import Hosts, Job
 
 HOME = "us-east-1"  # the pricing service lives in few regions
 TIMEOUT_S = 3  # for a line of information
@@ -49,29 +49,43 @@ def on_demand_prices(product: dict[str, Any]) -> list[float]:
 def cost(job: Job, *, offline: bool = False) -> str:
     """The line with the cost per hour and the highest total cost; without a price, the hours.
 
-    The price is price_per_hour of job.toml, else AWS's answer. Hosts of [request] have no sum:
-    they may differ in number and type.
+    The price is price_per_hour of job.toml, else AWS's answer. Of several clusters that AWS may
+    start, it is that of the most expensive one.
 
     Args:
         job: of job.toml.
         offline: do not ask AWS.
     """
-    if job.other_hosts:
-        return f"cost    {UNKNOWN_HOSTS}"
     hours = f"{job.max_run_s / 3600:g} h (max_run_s)"
     if job.keep_alive_s:
         hours = f"({hours} + {job.keep_alive_s / 3600:g} h (keep_alive_s))"
-    count = job.instance_count
-    hourly = job.price_per_hour
-    if not hourly and not offline:
-        hourly = per_hour(job.region, job.instance_type)
-    factors = f"{count} instance{'s' if count > 1 else ''} × {hours}"
-    if not hourly:
+    clusters = job.clusters
+    kinds = {each.instance_type for each in job.variants}
+    prices = dict.fromkeys(kinds, job.price_per_hour)
+    if not job.price_per_hour and not offline:
+        prices = {kind: per_hour(job.region, kind) for kind in kinds}
+    if not all(prices.values()):
+        factors = " or ".join(
+            " + ".join(f"{shown(each)} × {hours}" for each in c) for c in clusters
+        )
         unknown = "the price is not known; set price_per_hour to see it in US dollars"
         return f"cost    at most {factors}; {unknown}"
-    most = count * hourly * (job.max_run_s + job.keep_alive_s) / 3600
-    text = f"cost    {count * hourly:,.2f} USD an hour, at most {most:,.2f} USD: "
-    text += f"{factors} × {hourly:g} USD"
+    hourly, cluster = max(
+        ((sum(each.count * prices[each.instance_type] for each in c), c) for c in clusters),
+        key=lambda pair: pair[0],
+    )
+    most = hourly * (job.max_run_s + job.keep_alive_s) / 3600
+    factors = " + ".join(
+        f"{shown(each)} × {hours} × {prices[each.instance_type]:g} USD" for each in cluster
+    )
+    text = f"cost    {hourly:,.2f} USD an hour, at most {most:,.2f} USD: {factors}"
+    if len(clusters) > 1:
+        text += f" on {cluster[0].instance_type}, the most expensive choice"
     if job.spot.enabled:
         text += " on demand; spot costs less, and AWS publishes no price in advance"
     return text
+
+
+def shown(hosts: Hosts) -> str:
+    """The number of hosts in words."""
+    return f"{hosts.count} instance{'s' if hosts.count > 1 else ''}"

@@ -85,7 +85,9 @@ def training_request(
         request["StoppingCondition"]["MaxWaitTimeInSeconds"] = job.spot.max_wait_s
     if job.other_hosts:
         del request["ResourceConfig"]["InstanceType"]
-        del request["ResourceConfig"]["InstanceCount"]
+        preferred = job.other_hosts.get("InstancePreferences", [])
+        if not preferred or any("InstanceCount" in each for each in preferred):
+            del request["ResourceConfig"]["InstanceCount"]
     if checkpoints := checkpoint_path(job, destination, name):
         set_member(request, "CheckpointConfig.S3Uri", checkpoints)
     if variables := environment(job):

@@ -1,5 +1,6 @@
 """The lines of a requirements.txt, and the packages that they name."""
 
+import codecs
 import functools
 import re
 from pathlib import Path, PurePosixPath
@@ -18,7 +19,29 @@ def lines(path: Path) -> list[str]:
     """
     if not path.is_file():
         return []
-    return [*_lines(path.read_text(encoding="utf-8", errors="replace"))]
+    return [*_lines(decoded(path.read_bytes()))]
+
+
+def decoded(data: bytes) -> str:
+    """A text as pip decodes a requirements file: by its mark, its first lines, else UTF-8.
+
+    What is not in that encoding becomes a replacement character (pip's req_file.py).
+    """
+    declared = re.search(rb"\A(?:[^\n]*\n)?#[^\n]*?coding[:=]\s*([-\w.]+)", data)
+    encoding = declared[1].decode() if declared else "utf-8-sig"
+    for mark in (
+        codecs.BOM_UTF32_LE,
+        codecs.BOM_UTF32_BE,
+        codecs.BOM_UTF16_LE,
+        codecs.BOM_UTF16_BE,
+    ):
+        if data.startswith(mark):
+            encoding = f"utf-{len(mark) * 8}"
+            break
+    try:
+        return data.decode(encoding, errors="replace")
+    except (LookupError, UnicodeError):  # no such encoding
+        return data.decode(errors="replace")
 
 
 @functools.lru_cache(maxsize=4)  # each check of preflight reads the lock's hundreds of lines

@@ -27,10 +27,10 @@ from smlightning_sagemaker.preflight import (
     secrets,
     source,
 )
-from smlightning_sagemaker.preflight.summary import passed, summary
+from smlightning_sagemaker.preflight.summary import summary, verdict
 from smlightning_sagemaker.project import Project
 
-__all__ = ["CHECKS", "all_findings", "offline_checks", "passed", "run", "summary"]
+__all__ = ["CHECKS", "all_findings", "offline_checks", "run", "summary", "verdict"]
 
 Check = Callable[[Job, dict[str, Any], Project], Iterator[Finding]]
 
@@ -38,6 +38,7 @@ Check = Callable[[Job, dict[str, Any], Project], Iterator[Finding]]
 def packages(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
     """requirements.txt keeps the image's torch, and has what src/ imports."""
     yield from requirements.replacing(job, project)
+    yield from requirements.unlocked(job, project)
     yield from requirements.wheels(job, project)
     yield from imports.imports(job, project)
 
@@ -47,10 +48,11 @@ CHECKS: tuple[Check, ...] = (
     launcher.smddp,
     launcher.processes,
     launcher.shards,
-    launcher.hidden_gpus,
     launcher.precision,
     launcher.disk,
-    launcher.loopback,
+    launcher.volume_key,
+    launcher.toolkit,
+    launcher.tensorboard,
     launcher.forwarded_stops,
     image.kind,
     image.torch,
@@ -64,6 +66,7 @@ CHECKS: tuple[Check, ...] = (
     channels.unread,
     channels.missing,
     channels.local_paths,
+    channels.other_paths,
     channels.whole,
     channels.pipe,
     channels.same_variable,
@@ -73,8 +76,9 @@ CHECKS: tuple[Check, ...] = (
     checkpoints.local_path,
     checkpoints.within_data,
     environment.reserved,
-    environment.replaced,
-    environment.slow,
+    environment.variables,
+    environment.hidden_gpus,
+    environment.misplaced,
     environment.references,
     environment.secrets,
     isolation.packages,
@@ -103,6 +107,10 @@ def offline_checks(
     """
     findings: list[Finding] = []
     try:
+        project.options()
+    except UserError as failure:
+        return [from_error("src/options.py", failure)], None
+    try:
         destination = destination or request.dry_destination(job)
         body = request.training_request(job, project, destination, request.job_name(job))
     except UserError as failure:
@@ -113,8 +121,9 @@ def offline_checks(
         findings.append(from_error("job.toml", failure))
     if aws.wrong_types(body):
         return findings, None
-    findings += [finding for check in CHECKS for finding in check(job, body, project)]
-    return findings, body
+    for variant in job.variants:  # a check sees one type of host; others find the same twice
+        findings += [finding for check in CHECKS for finding in check(variant, body, project)]
+    return list(dict.fromkeys(findings)), body
 
 
 def all_findings(

@@ -27,6 +27,7 @@ CHECKS: dict[str, Check] = {
     "network.security_groups": network.hosts,
     "network.subnets": network.s3,
     "network.index": network.index,
+    "network.endpoints": network.carries,
     "network.secrets": network.secrets,
     "data": data.stored,
     "channels": data.file_systems,

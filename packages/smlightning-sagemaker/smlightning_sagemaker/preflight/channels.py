@@ -1,5 +1,6 @@
 """Channels: each is read by an option or in src/, and options read nothing else."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,8 +9,14 @@ from smlightning.options import declared_options
 from smlightning_sagemaker.findings import Finding, error, hint_for_unknown_name, warning
 from smlightning_sagemaker.job import aws, images
 from smlightning_sagemaker.job.job import Job
-from smlightning_sagemaker.preflight import paths
+from smlightning_sagemaker.preflight import paths, sent
 from smlightning_sagemaker.project import Project
+
+# Code that composes the names of channels' variables or folders, or lists all channels.
+COMPOSED = re.compile(
+    r"SM_CHANNEL_(?![A-Z0-9])|SM_CHANNELS\b|SM_INPUT|SM_TRAINING_ENV|channel_input_dirs"
+    r"|inputdataconfig|input/data/?(?![\w/-])"
+)
 
 
 def names(request: dict[str, Any]) -> list[str]:
@@ -17,28 +24,29 @@ def names(request: dict[str, Any]) -> list[str]:
     return [channel["ChannelName"] for channel in request.get("InputDataConfig", [])]
 
 
-def texts_of_options(job: Job, project: Project) -> dict[str, str]:
-    """Option → value, where it is a text: the job's, or the default."""
-    declared = declared_options(project.options().cls)
-    values = {name: option.default for name, option in declared.items()} | job.hyperparameters
-    return {name: value for name, value in values.items() if isinstance(value, str)}
-
-
 def unread(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
-    """Every host downloads each channel, so one that nothing reads is a mistake (API_Channel)."""
-    texts = texts_of_options(job, project)
-    files = project.src.glob("*.py")
-    code = "".join(path.read_text(encoding="utf-8", errors="replace") for path in files)
+    """Every host downloads each channel, so one that nothing reads is a mistake (API_Channel).
+
+    If src/ reads channels by names that it composes, a channel whose name it never has is a
+    warning.
+    """
+    everything = "\n".join(sent.texts(job, request, project)) if job.channels else ""
+    is_composed = COMPOSED.search(everything)
     for name in job.channels:
-        folder, variable = f"{paths.CHANNELS}{name}", f"SM_CHANNEL_{name.upper()}"
-        by_path = any(f"{text}/".startswith(f"{folder}/") for text in texts.values())
-        by_name = name in texts.values() and "SM_CHANNEL_" in code
-        by_dataset = name == CHANNEL == texts.get("dataset")
-        if not (by_path or by_name or by_dataset or variable in code):
-            problem = "no option reads it, and every host would download it"
-            hint = 'name it training and set hyperparameters.dataset = "training", give an option '
-            hint += f'its folder, "{folder}", or remove it'
-            yield error(f"channels.{name}", problem, hint)
+        variable, folder = re.escape(f"SM_CHANNEL_{name.upper()}"), re.escape(paths.CHANNELS + name)
+        wanted = rf"{variable}(?![\w-])|{folder}(?![\w-])"
+        if is_composed:
+            wanted += rf"|(?<![\w-]){re.escape(name)}(?![\w-])"
+        by_dataset = name == CHANNEL == sent.options(job, project).get("dataset")
+        if by_dataset or re.search(wanted, everything):
+            continue
+        level = warning if is_composed else error
+        problem = "no option and no file of src/ reads it, and every host would download it"
+        hint = 'name it training and set hyperparameters.dataset = "training", give an option '
+        hint += f'its folder, "{paths.CHANNELS}{name}", or remove it'
+        if "-" in name:  # SM_CHANNEL_MY-DATA, which a shell cannot export
+            problem, hint = "its variable would have a hyphen", f"name it {name.replace('-', '_')}"
+        yield level(f"channels.{name}", problem, hint)
 
 
 def missing(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
@@ -47,7 +55,7 @@ def missing(job: Job, request: dict[str, Any], project: Project) -> Iterator[Fin
     A model's name is a folder, or a repository of the hub: never a channel's name.
     """
     found = names(request)
-    for option, value in texts_of_options(job, project).items():
+    for option, value in sent.options(job, project).items():
         key, channel = f"hyperparameters.{option}", paths.channel_of(option, value)
         if option == "model_name" and value in {*found, CHANNEL}:
             problem = f'"{value}" is the name of a channel, and {option} reads a folder'
@@ -61,7 +69,7 @@ def missing(job: Job, request: dict[str, Any], project: Project) -> Iterator[Fin
 def local_paths(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
     """Options read channels, the image or src/, and not this machine."""
     declared = declared_options(project.options().cls)
-    for option, value in texts_of_options(job, project).items():
+    for option, value in sent.options(job, project).items():
         key = f"hyperparameters.{option}"
         resumes = declared[option].resume if option in declared else ""
         is_output = resumes in ("free", "path") and option != "resume" and not paths.is_file(value)
@@ -83,6 +91,34 @@ def local_paths(job: Job, request: dict[str, Any], project: Project) -> Iterator
             hint = "upload it, as by aws s3 cp --recursive; set its address under [channels], as "
             hint += f'{name} = "s3://bucket/folder/"; and set {option} = "{given}"'
             yield level(key, problem, hint)
+
+
+def other_paths(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """No variable and no file of src/ has a path of this machine, or one that goes to S3 as data.
+
+    A comment or an example may have one, so that a file's is a warning.
+    """
+    for name, value in job.environment.items():
+        if found := paths.of_this_machine(value):
+            level = error if found == value and images.profile(job) else warning
+            problem = f"{found[:80]} is a path of this machine, which the job cannot read"
+            yield level(f"environment.{name}", problem, "put the file into src/ or a channel")
+    for name, text in sent.files(project).items():
+        for match in paths.OF_PERSON.finditer(text):
+            before = text[: match.start()].rpartition("\n")[2]
+            if not before.lstrip().startswith("#"):
+                line = text.count("\n", 0, match.start()) + 1
+                problem = f"line {line} has {match[0][:80]}, a path of this machine"
+                yield warning(name, problem, "read it from an option or a channel")
+                break
+    for option, value in sent.options(job, project).items():
+        key = f"hyperparameters.{option}"
+        if option.endswith(("data_dir", "cache_dir")) and re.fullmatch(paths.KEPT, value):
+            problem = f"{value} goes to S3 with each model or checkpoint"
+            yield warning(key, problem, "use a folder elsewhere, such as /tmp/data")
+        elif option == "output_dir" and paths.of_this_machine(value):
+            problem = f"{value[:80]} is a folder of this machine; a job stores in /opt/ml"
+            yield warning(key, problem, "remove it")
 
 
 def whole(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:

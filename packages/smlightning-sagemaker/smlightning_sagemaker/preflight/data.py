@@ -1,15 +1,29 @@
 """Checks that a job's buckets and file systems are where it reads, and hold only its data."""
 
+import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from smlightning_sagemaker.findings import Finding, error, skipped, warning
+from smlightning_sagemaker.findings import Finding, error, from_error, skipped, warning
 from smlightning_sagemaker.job import aws, instances
 from smlightning_sagemaker.job.job import Job
+from smlightning_sagemaker.preflight import network
 from smlightning_sagemaker.project import Project
 
 ARCHIVED = ("GLACIER", "DEEP_ARCHIVE")  # storage classes whose objects are restored before use
+MOST_PAGES = 200  # of a listing, of 1,000 objects each
+MOST_HEADS = 20  # objects whose tier is read
+PORTS = {"EFS": 2049, "FSxLustre": 988}  # efs/latest/ug, fsx/latest/LustreGuide, security groups
 OUTPUT = "request.OutputDataConfig.S3OutputPath"
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Objects at an address in S3; ``at_least`` is empty if these are all of them."""
+
+    objects: list[dict[str, Any]]
+    at_least: str = ""
 
 
 def stored(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding]:
@@ -18,49 +32,76 @@ def stored(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding
     SageMaker reads and writes in the job's region only (API_S3DataSource, API_OutputDataConfig).
     """
     usable: dict[str, bool] = {}
-    sizes: dict[str, int] = {}
+    listings: dict[str, Listing] = {}
     for key, uri in addresses(job, body).items():
         name, _ = aws.s3_location(uri)
         is_output = key in ("bucket", OUTPUT)
         if is_output and name.startswith(f"sagemaker-{job.region}-"):
             continue  # SageMaker's default bucket, which `submit` creates
-        if name not in usable:
-            problems = list(bucket(job, key, name))
-            yield from problems
-            usable[name] = not problems
-        if is_output or not usable[name]:
-            continue
-        stored = objects(job, uri)
-        sizes[key] = sum(item["Size"] for item in stored)
-        found = [item["Key"] for item in stored]
-        if not found and key == "checkpoint_s3":
-            problem = f"{uri} is empty, so training begins at step 0"
-            yield warning(key, problem, "to resume a run, correct the address")
-        elif not found:
-            yield error(key, f"there is no data at {uri}", "upload it, or correct the address")
-        yield from neighbours(found, key, uri)
-        yield from archived(stored, key, uri)
-    yield from disk(job, body, sizes)
+        try:
+            if name not in usable:
+                problems = list(bucket(job, key, name))
+                yield from problems
+                usable[name] = not problems
+            if not is_output and usable[name]:
+                listings[key] = listing(job, uri)
+                yield from content(job, key, uri, listings[key])
+        except aws.failures() as failure:  # the others are judged all the same
+            problem = aws.explain(failure)
+            yield from_error(key, problem, hint="it was not checked", level="skipped")
+    yield from disk(job, body, listings)
 
 
-def disk(job: Job, body: dict[str, Any], sizes: dict[str, int]) -> Iterator[Finding]:
+def content(job: Job, key: str, uri: str, found: Listing) -> Iterator[Finding]:
+    """An address has objects, only its own, and SageMaker can copy them."""
+    names = [item["Key"] for item in found.objects]
+    if not names and key == "checkpoint_s3":
+        problem = f"{uri} is empty, so training begins at step 0"
+        yield warning(key, problem, "to resume a run, correct the address")
+    elif not names:
+        yield error(key, f"there is no data at {uri}", "upload it, or correct the address")
+    yield from neighbours(names, key, uri)
+    away = [item["Key"] for item in found.objects if is_archived(item)]
+    away = away or archived_by_tier(job, uri, found)
+    if away:
+        problem = (
+            f"{found.at_least}{len(away)} of the objects at {uri} are archived, {away[0]} first"
+        )
+        yield error(key, problem, "restore them (aws s3api restore-object), or use a copy")
+
+
+def disk(job: Job, body: dict[str, Any], listings: dict[str, Listing]) -> Iterator[Finding]:
     """An error if the hosts' disks are too small for the channels that SageMaker copies to them.
 
     Without disks of their own, hosts have volume_gb (API_ResourceConfig, VolumeSizeInGB).
 
     Args:
-        sizes: bytes at the address of each key, of its first 1,000 objects.
+        listings: what is at the address of each key.
     """
     usual = body["AlgorithmSpecification"]["TrainingInputMode"]
     copied = [
-        sizes.get(f"channels.{channel['ChannelName']}", 0)
+        listings[f"channels.{channel['ChannelName']}"]
         for channel in body.get("InputDataConfig", [])
         if channel.get("InputMode", usual) == "File"
+        and f"channels.{channel['ChannelName']}" in listings
     ]
-    total = sum(copied) / 2**30
-    if total > job.volume_gb and not (instances.disk(job.instance_type) or job.other_hosts):
-        problem = f"found {job.volume_gb}, and the channels hold {total:.0f} GB or more"
-        yield error("volume_gb", problem, 'raise it, or set input_mode = "FastFile" of a channel')
+    total = sum(item["Size"] for each in copied for item in each.objects)
+    held = f"the channels hold {max((each.at_least for each in copied), default='')}"
+    held += f"{total / 2**30:.0f} GB"
+    stream = 'set input_mode = "FastFile" of a channel'
+    for kind in dict.fromkeys(each.instance_type for each in job.variants) if total else ():
+        if not instances.disk(kind):
+            if total > job.volume_gb * 2**30:
+                yield error(
+                    "volume_gb", f"found {job.volume_gb}, and {held}", f"raise it, or {stream}"
+                )
+            continue
+        wanted = [kind.removeprefix("ml.")]
+        types = aws.client("ec2", job.region).describe_instance_types(InstanceTypes=wanted)
+        for own in (each.get("InstanceStorageInfo", {}) for each in types["InstanceTypes"]):
+            if total > own.get("TotalSizeInGB", math.inf) * 10**9:
+                problem = f"{kind} has {own['TotalSizeInGB']} GB of its own disks, and {held}"
+                yield error("instance_type", problem, f"use a type with larger disks, or {stream}")
 
 
 def addresses(job: Job, body: dict[str, Any]) -> dict[str, str]:
@@ -88,6 +129,11 @@ def bucket(job: Job, key: str, name: str) -> Iterator[Finding]:
     """
     from botocore.exceptions import ClientError
 
+    if name.startswith("arn:"):  # AWS's failure to show an access point is no mistake of the job
+        _, _, _, region, owner, point = name.split(":", 5)
+        wanted = {"AccountId": owner, "Name": point.rpartition("/")[2]}
+        aws.client("s3control", region or job.region).get_access_point(**wanted)
+        return
     try:
         answer = aws.client("s3", job.region).head_bucket(Bucket=name)
     except ClientError as failure:
@@ -106,29 +152,38 @@ def bucket(job: Job, key: str, name: str) -> Iterator[Finding]:
         yield skipped(key, problem, "check that the job's role may use it")
 
 
-def objects(job: Job, uri: str) -> list[dict[str, Any]]:
-    """The first objects at an S3 address, at most 1,000, without empty ones."""
+def listing(job: Job, uri: str) -> Listing:
+    """The objects at an S3 address without empty ones: all, or those of the first pages."""
     name, prefix = aws.s3_location(uri)
-    listed = aws.client("s3", job.region).list_objects_v2(
-        Bucket=name, Prefix=prefix, OptionalObjectAttributes=["RestoreStatus"]
-    )
-    return [item for item in listed.get("Contents", []) if item["Size"]]
+    pages = aws.client("s3", job.region).get_paginator("list_objects_v2")
+    wanted = {"Bucket": name, "Prefix": prefix, "OptionalObjectAttributes": ["RestoreStatus"]}
+    found: list[dict[str, Any]] = []
+    for number, page in enumerate(pages.paginate(**wanted)):
+        if number == MOST_PAGES:
+            return Listing(found, at_least="at least ")
+        found += [item for item in page.get("Contents", []) if item["Size"]]
+    return Listing(found)
 
 
-def archived(stored: list[dict[str, Any]], key: str, uri: str) -> Iterator[Finding]:
-    """An error if SageMaker cannot copy an object before somebody restores it.
+def is_archived(item: dict[str, Any]) -> bool:
+    """Whether SageMaker cannot copy an object before somebody restores it.
 
     https://docs.aws.amazon.com/AmazonS3/latest/userguide/restoring-objects.html
     """
-    away = [
-        item["Key"]
-        for item in stored
-        if item.get("StorageClass") in ARCHIVED
-        and "RestoreExpiryDate" not in item.get("RestoreStatus", {})
-    ]
-    if away:
-        problem = f"{len(away)} of the objects at {uri} are archived, {away[0]} first"
-        yield error(key, problem, "restore them (aws s3api restore-object), or use a copy")
+    is_restored = "RestoreExpiryDate" in item.get("RestoreStatus", {})
+    return item.get("StorageClass") in ARCHIVED and not is_restored
+
+
+def archived_by_tier(job: Job, uri: str, found: Listing) -> list[str]:
+    """Objects that S3 Intelligent-Tiering has archived, among the oldest; a listing does not show.
+
+    https://docs.aws.amazon.com/AmazonS3/latest/userguide/intelligent-tiering-overview.html
+    """
+    s3, (name, _) = aws.client("s3", job.region), aws.s3_location(uri)
+    tiered = [each for each in found.objects if each.get("StorageClass") == "INTELLIGENT_TIERING"]
+    tiered.sort(key=lambda each: each["LastModified"])
+    heads = ((each, s3.head_object(Bucket=name, Key=each["Key"])) for each in tiered[:MOST_HEADS])
+    return [each["Key"] for each, head in heads if "ArchiveStatus" in head]
 
 
 def file_systems(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding]:
@@ -147,24 +202,50 @@ def file_systems(job: Job, body: dict[str, Any], project: Project) -> Iterator[F
     subnets = aws.client("ec2", job.region).describe_subnets(**wanted)["Subnets"]
     hosts = {subnet["VpcId"] for subnet in subnets}
     for name, source in sources.items():
-        reached = networks(job, source)
+        key, system = f"channels.{name}", source["FileSystemId"]
+        found = ways_in(job, source)
+        reached = {vpc for vpc, _, _ in found}
         if not hosts & reached:
             where = f"is reached from {', '.join(sorted(reached)) or 'no network'}"
-            problem = f"{source['FileSystemId']} {where}, and the hosts are in {', '.join(hosts)}"
+            problem = f"{system} {where}, and the hosts are in {', '.join(hosts)}"
             hint = "use subnets of its network, or create a mount target (EFS) in the hosts'"
-            yield error(f"channels.{name}", problem, hint)
+            yield error(key, problem, hint)
+            continue
+        mount = found[0][2]
+        if mount and not aws.within(source["DirectoryPath"], f"/{mount}"):
+            problem = f"found {source['DirectoryPath']}, and the mount name of {system} is {mount}"
+            yield error(key, problem, f'begin directory_path with "/{mount}"')
+        interfaces = [each for _, own, _ in found for each in own]
+        groups = network.groups_of(job, interfaces) if interfaces else []
+        port = PORTS[source["FileSystemType"]]
+        if groups and not network.lets_hosts_in(job, body, groups, port):
+            problem = f"{', '.join(groups)} of {system} lets the hosts in at no port {port}"
+            yield error(key, problem, f"allow TCP {port} from the hosts' security group")
 
 
-def networks(job: Job, source: dict[str, Any]) -> set[str]:
-    """The VPCs from which a file system is reached."""
+def ways_in(job: Job, source: dict[str, Any]) -> list[tuple[str, list[str], str]]:
+    """The ways to a file system that are in use: VPC, network interfaces, and FSx's mount name.
+
+    Sources: fsx API_FileSystem; efs API_MountTargetDescription.
+    """
     name = source["FileSystemId"]
     if source["FileSystemType"] == "FSxLustre":
-        fsx = aws.client("fsx", job.region)
-        systems = fsx.describe_file_systems(FileSystemIds=[name])["FileSystems"]
-        return {system["VpcId"] for system in systems}
-    efs = aws.client("efs", job.region)
-    targets = efs.describe_mount_targets(FileSystemId=name)["MountTargets"]
-    return {target["VpcId"] for target in targets if target["LifeCycleState"] == "available"}
+        systems = aws.client("fsx", job.region).describe_file_systems(FileSystemIds=[name])
+        return [
+            (
+                each["VpcId"],
+                each.get("NetworkInterfaceIds", []),
+                each.get("LustreConfiguration", {}).get("MountName", ""),
+            )
+            for each in systems["FileSystems"]
+            if each.get("Lifecycle", "AVAILABLE") in ("AVAILABLE", "UPDATING")
+        ]
+    targets = aws.client("efs", job.region).describe_mount_targets(FileSystemId=name)
+    return [
+        (each["VpcId"], [each["NetworkInterfaceId"]] if "NetworkInterfaceId" in each else [], "")
+        for each in targets["MountTargets"]
+        if each["LifeCycleState"] == "available"
+    ]
 
 
 def neighbours(found: list[str], key: str, uri: str) -> Iterator[Finding]:

@@ -1,27 +1,119 @@
 """Variables and secrets that the container's processes can use."""
 
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from smlightning.stored_secrets import REFERENCE
 from smlightning_sagemaker.findings import Finding, error, warning
-from smlightning_sagemaker.job import images, instances, launchers
-from smlightning_sagemaker.job.job import Job
+from smlightning_sagemaker.job import aws, images, instances, launchers
+from smlightning_sagemaker.job.job import PATHS, Job, hint_for_misplaced_key
 from smlightning_sagemaker.preflight import requirements
+from smlightning_sagemaker.preflight.paths import KEPT
 from smlightning_sagemaker.project import Project
 
-# The image's own values lead to Python, CUDA and EFA; those of a job replace them.
-PATHS = ("PATH", "LD_LIBRARY_PATH", "PYTHONHOME")
-# Values with which GPUs do not use EFA or NVLink (deeplearning/nccl/user-guide/docs/env.html;
-# libfabric's fi_provider.7).
-WITHOUT_EFA = {
-    "NCCL_NET": r"(?i)socket",
-    "NCCL_P2P_DISABLE": r"1",
-    "NCCL_SHM_DISABLE": r"1",
-    "FI_PROVIDER": r"(?i)(tcp|sockets|udp|shm).*",
-}
 RESERVED = "the launcher or SageMaker's toolkit sets it on each host"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Values of variables of the container that a job does not work with.
+
+    Attributes:
+        names: of the variables, whole.
+        values: with which they do harm, whole; both are regular expressions.
+        problem: with {value} and {kind}, the type of the hosts.
+        hint: what to do.
+        level: of the finding.
+        concerns: whether the job has what the values harm.
+    """
+
+    names: str
+    values: str
+    problem: str
+    hint: str = "remove it"
+    level: Any = warning
+    concerns: Callable[[Job], bool] = bool
+
+
+def has_efa(job: Job) -> bool:
+    return instances.efa(job.instance_type)
+
+
+SLOW = "with {value}, {kind} exchanges gradients many times slower"
+RULES = (
+    # The image's own values lead to Python, CUDA and EFA; those of a job replace them.
+    Rule(
+        "PATH|LD_LIBRARY_PATH|PYTHONHOME",
+        ".+",
+        "it replaces the image's own folders, with Python, CUDA and EFA",
+        concerns=lambda job: images.profile(job) is not None,
+    ),
+    # Values with which GPUs do not use EFA or NVLink (deeplearning/nccl/user-guide/docs/env.html;
+    # libfabric's fi_provider.7).
+    Rule("NCCL_NET", "(?i)socket", SLOW, concerns=has_efa),
+    Rule("NCCL_NET_PLUGIN", "(?i)none", SLOW, concerns=has_efa),
+    Rule("NCCL_(P2P|SHM)_DISABLE", "1", SLOW, concerns=has_efa),
+    Rule("NCCL_P2P_LEVEL", "(?i)loc|0", SLOW, concerns=has_efa),
+    Rule("FI_PROVIDER", "(?i)(tcp|sockets|udp|shm).*", SLOW, concerns=has_efa),
+    # https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+    Rule(
+        "(NCCL|GLOO)_SOCKET_IFNAME",
+        "=?lo",
+        "lo is the loopback interface, through which hosts do not reach each other",
+        level=error,
+        concerns=lambda job: job.instance_count > 1,
+    ),
+    # github.com/NVIDIA/nvidia-container-toolkit, environment variables of the specification
+    Rule(
+        "NVIDIA_DRIVER_CAPABILITIES",
+        "(?!.*(all|compute)).+",
+        "with {value}, the container has no CUDA",
+        'write "compute,utility", or remove it',
+        error,
+        lambda job: instances.gpus(job.instance_type) != 0,
+    ),
+    # pip.pypa.io/en/stable/cli/pip_install: it reads options as variables.
+    Rule(
+        "PIP_(TARGET|PREFIX|ROOT|DRY_RUN|PYTHON|REQUIRE_VIRTUALENV)",
+        "(?i)(?!(0|false|no|off)?$).*",
+        "pip would not install requirements.txt where training imports it",
+        level=error,
+    ),
+    Rule(
+        r"(?i)\w*(home|cache|tmp|temp|data)\w*",
+        KEPT,
+        "{value} goes to S3 with each model or checkpoint",
+        "use a folder elsewhere, such as /tmp/cache",
+    ),
+)
+
+
+def variables(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """The rules above, for each variable of the finished request."""
+    for name, value in request.get("Environment", {}).items():
+        for rule in RULES:
+            is_meant = re.fullmatch(rule.names, name) and re.fullmatch(rule.values, value)
+            if is_meant and rule.concerns(job):
+                problem = rule.problem.format(value=value[:80], kind=job.instance_type)
+                yield rule.level(f"environment.{name}", problem, rule.hint)
+
+
+def hidden_gpus(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """No variable hides GPUs from processes that are started for all of them.
+
+    The toolkit counts the GPUs of `nvidia-smi --list-gpus` (sagemaker-training 5.1.1,
+    environment.py, num_gpus).
+    """
+    gpus = instances.gpus(job.instance_type)
+    for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):
+        value = job.environment.get(name, "all").strip()
+        shown = [each for each in value.split(",") if each not in ("", "-1", "none", "void")]
+        if value != "all" and gpus != 0 and len(shown) < (gpus or math.inf):
+            problem = "it hides GPUs, and SageMaker starts a process for each GPU of the host"
+            yield error(f"environment.{name}", problem, "use a smaller instance")
 
 
 def reserved(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
@@ -32,19 +124,15 @@ def reserved(job: Job, request: dict[str, Any], project: Project) -> Iterator[Fi
         yield error(f"secrets.{name}", RESERVED, "give it another name")
 
 
-def replaced(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
-    """Paths of AWS's images, without which the container finds no Python or no EFA."""
-    for name in filter(job.environment.get, PATHS if images.profile(job) else ()):
-        problem = "it replaces the image's own folders, with Python, CUDA and EFA"
-        yield warning(f"environment.{name}", problem, "remove it")
-
-
-def slow(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
-    """GPUs with NVLink and hosts with EFA use them."""
-    for name, values in WITHOUT_EFA.items() if instances.efa(job.instance_type) else ():
-        if re.fullmatch(values, job.environment.get(name, "")):
-            problem = f"with {job.environment[name]}, {job.instance_type} exchanges gradients many "
-            yield warning(f"environment.{name}", f"{problem}times slower", "remove it")
+def misplaced(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """Keys of job.toml and of AWS below a table that takes any name, and which the file lacks."""
+    for table in ("tags", "environment", "secrets"):
+        for name in getattr(job, table):
+            is_key = name in PATHS and PATHS[name] not in job.model_fields_set
+            members = aws.shape("CreateTrainingJobRequest").members
+            if is_key or {name, f"Training{name}"} & {*members}:
+                hint = hint_for_misplaced_key(name, project) or "set name above the first [table]"
+                yield warning(f"{table}.{name}", f"it is an entry of [{table}], and no key", hint)
 
 
 def references(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:

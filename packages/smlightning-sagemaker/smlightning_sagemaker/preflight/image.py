@@ -20,6 +20,10 @@ from smlightning_sagemaker.job.job import Job
 from smlightning_sagemaker.project import Project
 
 LIGHTNING_NEEDS = (2, 1)  # the oldest torch of the pytorch-lightning in src/requirements.txt
+# AWS's images of other programs and processors.
+OTHER_IMAGES = re.compile(
+    r"inference|^ray$|tensorflow|mxnet|neuron|habana|vllm|sglang|djl|^base$|^xgboost|chainer"
+)
 TAKE = 'set image = "auto", or use one of pytorch or pytorch-training'
 
 
@@ -37,8 +41,11 @@ def kind(job: Job, request: dict[str, Any], project: Project) -> Iterator[Findin
     found = images.aws_image(job.image)
     repository, tag = (found.repository, found.tag) if found else ("", "")
     name = f"{repository}:{tag}"
-    if "arm64" in name or "inference" in repository or repository == "ray":
-        yield error("image", f"{name} does not train on x86", TAKE)
+    if "arm64" in name or OTHER_IMAGES.search(repository):
+        yield error("image", f"{name} does not train PyTorch on NVIDIA GPUs and x86", TAKE)
+    elif found and not tag and "@" in job.image:
+        problem = "the Python, torch and launcher of an image by its digest are not known here"
+        yield skipped("image", problem, "write its tag before the digest, as in :TAG@sha256:…")
     elif "-ec2" in tag or (repository == "pytorch" and "sagemaker" not in tag):
         problem = f"{name} is for EC2, without SageMaker's toolkit"
         yield error("image", problem, "use the tag that ends in -sagemaker")
@@ -68,18 +75,21 @@ def launcher(job: Job, request: dict[str, Any], project: Project) -> Iterator[Fi
 
 
 def processor(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
-    """A CPU image leaves GPUs idle; a profile without a CPU image has none for a CPU instance."""
+    """The request's one image fits each type of host: with a CPU image, GPUs would be idle."""
     profile, has_gpus = images.profile(job), instances.gpus(job.instance_type) != 0
-    if has_gpus and re.search(r"[:.-]cpu\b", job.image.rpartition("/")[2]):
-        problem = f"its tag says CPU, and the GPUs of {job.instance_type} would idle"
+    image = request["AlgorithmSpecification"]["TrainingImage"].partition("@")[0].rpartition("/")[2]
+    is_for_cpus = bool(re.search(r"[:.-]cpu\b", image))
+    auto = "use types with GPUs, or types without" if job.other_hosts else 'set image = "auto"'
+    if has_gpus and is_for_cpus:
+        problem = f"its tag says CPU, and the GPUs of {job.instance_type} would be idle"
         yield error("image", problem, "use a GPU image")
-    elif profile and not has_gpus and not profile.cpu:
+    elif profile and not has_gpus and not is_for_cpus and (job.other_hosts or not profile.cpu):
         problem = f"{profile.name} is an image for GPUs and {job.instance_type} has none"
-        yield error("image", problem, 'set image = "auto"')
+        yield error("image", problem, auto)
 
 
 def cuda(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
-    """The image's CUDA supports the GPUs: 13 dropped Volta (p3); Blackwell (p6, g7)
+    """The image's CUDA supports the GPUs: 12 dropped Kepler (p2), 13 Volta (p3); Blackwell (p6, g7)
     began with 12.8.
 
     https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/
@@ -88,7 +98,9 @@ def cuda(job: Job, request: dict[str, Any], project: Project) -> Iterator[Findin
     if profile is None or profile.cuda is None:
         return
     hint = ""
-    if family.startswith("p3") and profile.cuda >= (13, 0):
+    if family == "p2" and profile.cuda >= (12, 0):
+        hint = "use a newer instance"
+    elif family.startswith("p3") and profile.cuda >= (13, 0):
         hint = 'use a newer instance, or image = "smddp"'
     elif family.startswith(("p6", "g7")) and profile.cuda < (12, 8):
         hint = 'set image = "current"'

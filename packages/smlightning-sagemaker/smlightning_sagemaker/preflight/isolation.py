@@ -8,8 +8,7 @@ from smlightning import hub
 from smlightning_sagemaker.findings import Finding, error
 from smlightning_sagemaker.job import images, requirements_file
 from smlightning_sagemaker.job.job import Job
-from smlightning_sagemaker.preflight import network, requirements
-from smlightning_sagemaker.preflight.channels import texts_of_options
+from smlightning_sagemaker.preflight import network, requirements, sent
 from smlightning_sagemaker.project import Project
 
 KEY = "request.EnableNetworkIsolation"
@@ -66,7 +65,7 @@ def repositories(job: Job, request: dict[str, Any], project: Project) -> Iterato
     if not reasons or has_cache or images.profile(job) is None:
         return
     (key, (why, setting)), *_ = reasons.items()
-    texts = texts_of_options(job, project)
+    texts = sent.options(job, project)
     for option in ("dataset", "model_name"):
         name = texts.get(option, "")
         if "/" in name and hub.NAME.fullmatch(name) and not (project.src / name).exists():

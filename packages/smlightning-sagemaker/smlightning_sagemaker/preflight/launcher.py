@@ -1,5 +1,6 @@
 """The launcher against the instances: it runs on them, and uses every GPU that is billed."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,13 +10,16 @@ from smlightning.cluster.location import (
     check_shard_size,
     runs_smddp,
 )
-from smlightning_sagemaker.findings import Finding, error, skipped, warning
-from smlightning_sagemaker.job import images, instances, launchers
+from smlightning_sagemaker.findings import Finding, error, hint_for_unknown_name, skipped, warning
+from smlightning_sagemaker.job import aws, images, instances, launchers
 from smlightning_sagemaker.job.job import Job
+from smlightning_sagemaker.preflight import sent
 from smlightning_sagemaker.project import Project
 
 NOT_NVIDIA_ON_X86 = ("trn", "p6e-gb200")  # families of Trainium, and of GPUs next to ARM
 TORCHRUN = 'set distribution = "torch_distributed"'
+# A command that starts the toolkit, or a program that a channel brings, as the SDK's v3 does.
+TOOLKIT = re.compile(r"(^|[\s;&|])train([\s;&|]|$)|sagemaker_training|/opt/ml/input/data/")
 VOLUME_GB: int = Job.model_fields["volume_gb"].default
 
 
@@ -28,12 +32,12 @@ def instance(job: Job, request: dict[str, Any], project: Project) -> Iterator[Fi
     if without_image(kind) and images.profile(job):
         problem = f"AWS's training images do not run on {kind}"
         yield error("instance_type", problem, "use a p or g instance (NVIDIA, x86)")
+    elif kind not in aws.shape("TrainingInstanceType").enum:
+        hint = hint_for_unknown_name(kind, aws.shape("TrainingInstanceType").enum)
+        yield warning("instance_type", f"botocore knows no {kind} for training", hint)
     elif instances.gpus(kind) is None:
         problem = f"the number of GPUs of {kind} is not known here"
         yield skipped("instance_type", problem, "torchrun uses all it finds")
-    for name in job.other_hosts:
-        problem = "preflight checks instance_type and instance_count, which this replaces"
-        yield skipped(f"request.ResourceConfig.{name}", problem, "check its hosts yourself")
 
 
 def without_image(instance_type: str) -> bool:
@@ -90,17 +94,6 @@ def shards(job: Job, request: dict[str, Any], project: Project) -> Iterator[Find
         yield error("hyperparameters.shard_size", failure.problem, failure.hint)
 
 
-def hidden_gpus(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
-    """CUDA_VISIBLE_DEVICES hides GPUs from processes that are started for all of them.
-
-    The toolkit counts the GPUs of `nvidia-smi --list-gpus`, which ignores the variable
-    (sagemaker-training 5.1.1, environment.py, num_gpus).
-    """
-    if "CUDA_VISIBLE_DEVICES" in job.environment and launchers.launcher(job) != "none":
-        problem = "it hides GPUs, and SageMaker starts a process for each GPU of the host"
-        yield error("environment.CUDA_VISIBLE_DEVICES", problem, "use a smaller instance")
-
-
 def precision(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
     """The GPUs compute in bfloat16: those before Ampere emulate it.
 
@@ -120,15 +113,48 @@ def disk(job: Job, request: dict[str, Any], project: Project) -> Iterator[Findin
         yield warning("volume_gb", problem, hint)
 
 
-def loopback(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
-    """NCCL and gloo do not connect several hosts through the loopback interface.
+def volume_key(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """A key of disks is named by its ID or ARN, and types with own disks encrypt these themselves.
 
-    https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+    https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ResourceConfig.html
     """
-    for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
-        if job.environment.get(name, "").lstrip("=") == "lo" and job.instance_count > 1:
-            problem = "lo is the loopback interface, through which hosts do not reach each other"
-            yield error(f"environment.{name}", problem, "remove it")
+    key, name = (
+        "request.ResourceConfig.VolumeKmsKeyId",
+        request["ResourceConfig"].get("VolumeKmsKeyId", ""),
+    )
+    own = [each.instance_type for each in job.variants if instances.disk(each.instance_type)]
+    if name and own:
+        yield error(key, f"VolumeKmsKeyId is not for {own[0]}, which has its own disk", "remove it")
+    elif "alias/" in name:
+        problem = f"found {name}, expected the ID or ARN of a key: a volume's takes no alias"
+        yield error(key, problem, "write the key's ARN (aws kms describe-key)")
+
+
+def toolkit(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """SageMaker's toolkit starts train.py: the container's own command runs `train`, or a channel.
+
+    AWS's images run it as the argument that SageMaker passes (API_AlgorithmSpecification).
+    """
+    algorithm = request["AlgorithmSpecification"]
+    given = [name for name in ("ContainerEntrypoint", "ContainerArguments") if name in algorithm]
+    command = " ".join(word for name in given for word in algorithm[name])
+    is_known = images.profile(job) or images.aws_image(job.image)
+    if given and is_known and not TOOLKIT.search(command):
+        problem = "with it, SageMaker's toolkit starts neither pip nor train.py"
+        hint = "end it with start_with_right_hostname.sh train, or remove it"
+        yield error(f"request.AlgorithmSpecification.{given[0]}", problem, hint)
+
+
+def tensorboard(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """SageMaker uploads a folder to which training writes (API_TensorBoardOutputConfig)."""
+    config = request.get("TensorBoardOutputConfig")
+    if config is None:
+        return
+    folder = str(config.get("LocalPath", "/opt/ml/output/tensorboard")).rstrip("/")
+    if not any(folder in text for text in sent.texts(job, {}, project)):
+        problem = f"nothing in src/ names {folder}, so that SageMaker would upload nothing"
+        hint = f'write TensorBoard\'s files there, as by TensorBoardLogger("{folder}")'
+        yield warning("request.TensorBoardOutputConfig", problem, hint)
 
 
 def forwarded_stops(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:

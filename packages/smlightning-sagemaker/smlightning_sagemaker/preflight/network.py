@@ -23,6 +23,13 @@ HOST = re.compile(r"https?://(?:[^\s/@]+@)?([\w.-]+)")  # of an address
 INDEXES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS")
 PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 CODEARTIFACT = ("codeartifact.api", "codeartifact.repositories")  # its endpoints in a VPC
+STORES = ("secretsmanager", "ssm")  # of secrets
+# A statement for everybody, without spaces and brackets, as AWS writes it for a new endpoint.
+OPEN = '{"Effect":"Allow","Principal":"*","Action":"*","Resource":"*"}'
+OPEN_POLICY = re.compile(
+    r'\{(?=[^{}]*"Effect":"Allow")(?=[^{}]*"Action":"\*")(?=[^{}]*"Resource":"\*")'
+    r'(?=[^{}]*"Principal":(\{"AWS":)?"\*")(?![^{}]*"Condition")'
+)
 # Hosts that are in nobody's VPC; another one may be.
 PUBLIC = ("pypi.org", "pythonhosted.org", "pytorch.org", "github.com")
 WITHOUT_INDEX = "put wheels into src/, with --no-index and --find-links, or into your own image"
@@ -62,11 +69,16 @@ def hosts(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding]
         )
 
 
-def allows_hosts(rule: dict[str, Any], groups: list[str], blocks: list[str], efa: bool) -> bool:
-    """Whether a rule of one of the hosts' groups allows traffic between hosts.
+def allows_hosts(
+    rule: dict[str, Any],
+    groups: list[str],
+    blocks: list[str],
+    efa: bool,
+    ports: tuple[int, int] = ALL_PORTS,
+) -> bool:
+    """Whether a rule allows traffic with the hosts, by their groups or their subnets' addresses.
 
-    EFA needs all traffic with one of the groups; otherwise the subnets' addresses, and all ports
-    of TCP, are enough.
+    EFA needs all traffic with one of the groups; otherwise the ports of TCP are enough.
     """
     has_group = any(pair.get("GroupId") in groups for pair in rule.get("UserIdGroupPairs", []))
     all_traffic = rule["IpProtocol"] == "-1"
@@ -77,8 +89,34 @@ def allows_hosts(rule: dict[str, Any], groups: list[str], blocks: list[str], efa
         any(ip_network(block).subnet_of(allowed) for allowed in ranges)  # type: ignore[arg-type]
         for block in blocks
     )
-    all_tcp = rule["IpProtocol"] == "tcp" and (rule["FromPort"], rule["ToPort"]) == ALL_PORTS
-    return (has_group or has_addresses) and (all_traffic or all_tcp)
+    least, most = ports
+    is_tcp = rule["IpProtocol"] == "tcp" and rule["FromPort"] <= least and most <= rule["ToPort"]
+    return (has_group or has_addresses) and (all_traffic or is_tcp)
+
+
+def lets_hosts_in(job: Job, body: dict[str, Any], groups: list[str], port: int) -> bool:
+    """Whether an inbound rule of these groups allows a port of TCP to the hosts.
+
+    A rule for IPv6 or a prefix list may; which addresses it holds is not read.
+    """
+    ec2, vpc = aws.client("ec2", job.region), body["VpcConfig"]
+    subnets = ec2.describe_subnets(SubnetIds=vpc["Subnets"])["Subnets"]
+    blocks = [subnet["CidrBlock"] for subnet in subnets if subnet.get("CidrBlock")]
+    described = ec2.describe_security_groups(GroupIds=groups)["SecurityGroups"]
+    return any(
+        rule.get("Ipv6Ranges")
+        or rule.get("PrefixListIds")
+        or allows_hosts(rule, vpc["SecurityGroupIds"], blocks, efa=False, ports=(port, port))
+        for group in described
+        for rule in group["IpPermissions"]
+    )
+
+
+def groups_of(job: Job, interfaces: list[str]) -> list[str]:
+    """The security groups of network interfaces."""
+    ec2 = aws.client("ec2", job.region)
+    found = ec2.describe_network_interfaces(NetworkInterfaceIds=interfaces)["NetworkInterfaces"]
+    return list(dict.fromkeys(group["GroupId"] for each in found for group in each["Groups"]))
 
 
 def s3(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding]:
@@ -158,6 +196,40 @@ def secrets(job: Job, body: dict[str, Any], project: Project) -> Iterator[Findin
             problem = f"secrets.{variable} is in {service}, to which no route leads from "
             hint = f"add a NAT gateway, or an endpoint for {service}"
             yield level("network.subnets", problem + ", ".join(closed), hint)
+
+
+def carries(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """No endpoint and no ACL of the network may keep the hosts' traffic back; each is a warning.
+
+    https://docs.aws.amazon.com/vpc/latest/privatelink/vpc-endpoints-access.html
+    https://docs.aws.amazon.com/vpc/latest/userguide/vpc-network-acls.html
+    """
+    _, endpoints = ways_out(job, body)
+    for each in (each for name in ("s3", *STORES) for each in of_service(endpoints, name)):
+        name, groups = each["VpcEndpointId"], [one["GroupId"] for one in each.get("Groups", [])]
+        if not OPEN_POLICY.search(re.sub(r"[\s\[\]]", "", each.get("PolicyDocument") or OPEN)):
+            hint = "check that it allows the role, the job's buckets, and its secrets"
+            yield warning("network.endpoints", f"the policy of {name} does not allow all", hint)
+        if has_addresses([each]) and not each.get("PrivateDnsEnabled", True):
+            problem = f"{name} has no private DNS, so that the service's usual name leads past it"
+            yield warning("network.endpoints", problem, "enable its private DNS")
+        if groups and not lets_hosts_in(job, body, groups, 443):
+            problem = f"{', '.join(groups)} of {name} lets the hosts in at no port 443"
+            yield warning("network.endpoints", problem, "allow HTTPS from the hosts' group")
+    subnets = body.get("VpcConfig", {}).get("Subnets")
+    if not subnets:
+        return
+    of_subnets = [{"Name": "association.subnet-id", "Values": subnets}]
+    answer = aws.client("ec2", job.region).describe_network_acls(Filters=of_subnets)
+    for acl in answer["NetworkAcls"]:
+        for way in (False, True):
+            entries = [entry for entry in acl["Entries"] if entry["Egress"] is way]
+            first = min(entries, key=lambda entry: entry["RuleNumber"])
+            if (first["RuleAction"], first["Protocol"]) != ("allow", "-1"):
+                problem = f"network ACL {acl['NetworkAclId']} does not allow all traffic"
+                hint = "check that it allows HTTPS, the answers' ports, and traffic between hosts"
+                yield warning("network.subnets", problem, hint)
+                break
 
 
 def indexes(job: Job, body: dict[str, Any], project: Project) -> list[str]:

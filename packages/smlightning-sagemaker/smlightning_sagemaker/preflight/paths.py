@@ -15,6 +15,15 @@ DATA_FILE = re.compile(
 LOCAL = re.compile(rf"(?!\w+://|/opt/ml/)((\.\.?[/\\]|~|[a-z]:[/\\]).*|{DATA_FILE.pattern})", re.I)
 RELATIVE = re.compile(r"(?!\w+://)[^/]+/|\.")
 OF_HUB = ("dataset", "model_name")  # options whose value is a path or a name on the hub
+# Folders that SageMaker copies to S3.
+KEPT = r"/opt/ml/(model|checkpoints|output/data)(/.*)?"
+# A folder of a person, in any text.
+OF_PERSON = re.compile(
+    r"(?<![\w.~-])(/home/|/Users/|[A-Za-z]:[\\/]+Users[\\/]+)[\w.-]+[\\/][^\s\"'`,;)]*"
+)
+OF_SYSTEM = re.compile(
+    r"/(opt|usr|etc|s?bin|lib\w*|var|dev|proc|sys|tmp)/"
+)  # images have them, too
 TEMPORARY = ("/tmp/", "/dev/shm/")  # noqa: S108
 
 
@@ -28,6 +37,14 @@ def is_local(option: str, text: str) -> bool:
         return False
     is_no_name = option in OF_HUB and RELATIVE.match(text) and not hub.NAME.fullmatch(text)
     return bool(LOCAL.fullmatch(text) or is_no_name)
+
+
+def of_this_machine(text: str) -> str:
+    """The path of this machine in a text, outside of the folders that images have; empty: none."""
+    if found := OF_PERSON.search(text):
+        return found[0]
+    is_path = text.startswith(("/", "~/")) and exists(text)
+    return text if is_path and not OF_SYSTEM.match(text) else ""
 
 
 def is_in_source(project: Project, text: str) -> bool:

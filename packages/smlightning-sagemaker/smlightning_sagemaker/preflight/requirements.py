@@ -16,7 +16,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from smlightning_sagemaker.findings import Finding, error, skipped
+from smlightning_sagemaker.findings import Finding, error, skipped, warning
 from smlightning_sagemaker.job import images
 from smlightning_sagemaker.job.images import Profile
 from smlightning_sagemaker.job.job import Job
@@ -132,6 +132,20 @@ def replacing(job: Job, project: Project) -> Iterator[Finding]:
         if images.is_own_build(found.name) and not satisfied(found, packages_of(job)):
             problem = f'"{line}" would replace {torch_of_image(job)}'
             yield error(key_of(project), problem, "remove that line: the image has it")
+
+
+def unlocked(job: Job, project: Project) -> Iterator[Finding]:
+    """Each line of requirements.in is in a requirements.txt that `make lock` wrote."""
+    source = project.requirements.with_suffix(".in")
+    listed = names(job, project)
+    key = f"{source.parent.name}/{source.name}"
+    for line, found in wanted(job, source) if is_locked(project) else ():
+        name = canonicalize_name(found.name)
+        if images.is_own_build(name):
+            problem = f'"{line}" is a package of the image, and make lock leaves it out'
+            yield warning(key, problem, "remove that line: the image has it")
+        elif name not in listed:
+            yield error(key, f'{key_of(project)} has no package for "{line}"', "run make lock")
 
 
 def wheels(job: Job, project: Project) -> Iterator[Finding]:

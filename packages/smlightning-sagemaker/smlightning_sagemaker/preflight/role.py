@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from smlightning import stored_secrets
-from smlightning_sagemaker.findings import Finding, error, skipped, warning
+from smlightning_sagemaker.findings import Finding, error, from_error, skipped, warning
 from smlightning_sagemaker.job import aws
 from smlightning_sagemaker.job.job import Job
+from smlightning_sagemaker.preflight import launcher
 from smlightning_sagemaker.project import Project
 
 # Actions of the role, and what the job needs each one for. infra/role-policy.json has all of them
@@ -23,12 +24,14 @@ PURPOSES = {
     "s3:PutObject": "store its model and checkpoints",
     "s3:DeleteObject": "delete old checkpoints",
     "kms:Decrypt": "read what this key encrypts",
+    "kms:Encrypt": "store its model under this key",
     "kms:GenerateDataKey": "store its model and checkpoints under this key",
     "kms:CreateGrant": "encrypt the hosts' disks",
     "secretsmanager:GetSecretValue": "read its secrets",
     "ssm:GetParameter": "read its secrets",
 }
 ALLOW = "allow it as infra/role-policy.json does"
+SYMMETRIC = "SYMMETRIC_DEFAULT"  # the keys that S3 and EBS take
 WRITING = "s3:PutObject"  # a job without it runs to its end, and loses everything
 # S3 Express and access points: their ARNs have other forms (userguide/access-points-naming.html).
 OTHER_BUCKET = re.compile(r"arn:.*|.*(--x-s3|--xa-s3|-s3alias)")
@@ -90,8 +93,9 @@ def keys(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding]:
     read, written, _ = places(body)
     output, disks = body["OutputDataConfig"], body["ResourceConfig"]
     reading, writing = ["kms:Decrypt"], ["kms:GenerateDataKey", "kms:Decrypt"]
+    yield from launcher.volume_key(job, body, project)
     used = [
-        ("request.OutputDataConfig.KmsKeyId", output.get("KmsKeyId"), writing),
+        ("request.OutputDataConfig.KmsKeyId", output.get("KmsKeyId"), [*writing, "kms:Encrypt"]),
         ("request.ResourceConfig.VolumeKmsKeyId", disks.get("VolumeKmsKeyId"), ["kms:CreateGrant"]),
     ]
     actions_in = dict.fromkeys(map(bucket_of, read), reading)
@@ -106,14 +110,28 @@ def keys(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding]:
     for where, name, actions in used:
         if not name:
             continue
-        key = aws.client("kms", job.region).describe_key(KeyId=name)["KeyMetadata"]
-        if key["KeyState"] != "Enabled":
-            problem = f"KMS key {name} is {key['KeyState']}"
-            yield error(where, problem, "enable the key, or use another one")
+        try:
+            key = aws.client("kms", job.region).describe_key(KeyId=name)["KeyMetadata"]
+        except aws.failures() as failure:
+            yield unknown_key(job, where, failure)
+            continue
+        spec = key.get("KeySpec", SYMMETRIC)
+        if key["KeyState"] != "Enabled" or spec != SYMMETRIC:
+            problem = f"KMS key {name} is {key['KeyState'] if spec == SYMMETRIC else spec}"
+            yield error(where, problem, "enable the key, or use another symmetric one")
         elif key["KeyManager"] != "AWS":  # which serves the whole account
             for action in actions:
                 needs.setdefault(action, []).append(key["Arn"])
     yield from denied(job, body, needs)
+
+
+def unknown_key(job: Job, where: str, failure: Exception) -> Finding:
+    """The finding about a key that KMS does not describe: absent, of another region, or hidden."""
+    problem = aws.explain(failure)
+    if aws.code(failure) in ("NotFoundException", "InvalidArnException"):
+        hint = f"use a key of {job.region}"
+        return error(where, problem.problem, f"{hint}: the job fails when it uses this one")
+    return from_error(where, problem, hint="it was not checked", level="skipped")
 
 
 def bucket_of(arn: str) -> str:
@@ -295,7 +313,7 @@ def context_of_call(arn: str, action: str, service: str) -> list[dict[str, Any]]
         "aws:SecureTransport": True,
         "aws:ViaAWSService": action.startswith("kms:"),
     }
-    if action in ("kms:Decrypt", "kms:GenerateDataKey"):
+    if action in ("kms:Decrypt", "kms:Encrypt", "kms:GenerateDataKey"):
         values["kms:ViaService"] = f"{service}.{aws.dns_suffix(region)}"
     return [
         {

@@ -6,11 +6,13 @@ from typing import Any
 
 from smlightning import hub
 from smlightning_sagemaker.findings import Finding, error
-from smlightning_sagemaker.job import source_archive
 from smlightning_sagemaker.job.job import Job
-from smlightning_sagemaker.preflight import requirements
+from smlightning_sagemaker.preflight import requirements, sent
 from smlightning_sagemaker.project import Project
 
+# Random characters have digits, and no separators: the name of a function has words.
+RANDOM = r"(?=[A-Za-z]*\d)[A-Za-z0-9]{24}"
+DIGIT = r"(?=[A-Za-z_-]*\d)"
 # Texts that are secrets by their form, as their issuers document it. A pattern that begins with
 # letters, and not with \b, is found fast in a large file.
 FORMATS = (
@@ -21,12 +23,23 @@ FORMATS = (
     r"xapp-\d-\w",
     r"hooks\.slack\.com/(services|workflows)/\w",
     r"discord(app)?\.com/api/webhooks/\d",
-    r"\bhf_\w{30}",  # Hugging Face
-    r"gh[pousr]_\w{30}",  # GitHub
-    r"github_pat_\w{30}",
-    r"\bsk[-_][\w-]{30}",  # OpenAI and others
-    r"[sr]k_(live|test)_\w{16}",  # Stripe
-    r"gl(pat|dt|rt|cbt|ptt|soat|ffct)-[\w-]{20}",  # GitLab
+    r"\b(hf|api_org)_[A-Za-z0-9]{30}",  # Hugging Face
+    r"gh[pousr]_[A-Za-z0-9]{30}",  # GitHub
+    r"github_pat_[A-Za-z0-9]{5,}_[A-Za-z0-9]{20}",
+    rf"\bsk[-_](?:[a-z][a-z0-9]{{1,11}}-){{0,3}}{RANDOM}",  # OpenAI, OpenRouter and others
+    r"\bsk-[\w-]{10,}T3BlbkFJ",
+    r"\bsk-ant-[a-z]+\d\d-[\w-]{20}",  # Anthropic
+    r"\bnvapi-[\w-]{60}",  # NVIDIA
+    rf"\b(xai|pplx|tvly(-dev)?)-{RANDOM}",  # xAI, Perplexity, Tavily
+    rf"\b(gsk|r8|ntn|KGAT|pcsk(_\w{{4,6}})?)_{RANDOM}",  # Groq, Replicate, Notion, Kaggle, Pinecone
+    r"\bwandb_v1_\w{40}",
+    r"\blsv2_(pt|sk)_[0-9a-f]{32}",  # LangSmith
+    r"\bABSK[A-Za-z0-9+/]{100}",  # Amazon Bedrock
+    r"\bbedrock-api-key-[A-Za-z0-9+/]{40}",
+    r"\bdckr_(pat|oat)_[\w-]{20}",  # Docker
+    r"\dQ~[\w.~-]{31}",  # an application of Azure
+    r"[sr]k_(live|test)_[A-Za-z0-9]{16}",  # Stripe
+    rf"\bgl(pat|dt|rt|cbt|ptt|soat|ffct|oas|imt|agent|wt)-{DIGIT}[\w-]{{20}}",  # GitLab
     r"AIza[\w-]{35}",  # Google
     r"GOCSPX-[\w-]{20}",
     r"ya29\.[\w-]{20}",
@@ -34,9 +47,9 @@ FORMATS = (
     r"pypi-AgE[\w-]{20}",
     r"eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10}",  # a JSON Web Token
     r"dapi[0-9a-f]{32}",  # Databricks
-    r"\bSG\.[\w-]{16,}\.[\w-]{16}",  # SendGrid
+    rf"\bSG\.{DIGIT}[\w-]{{16,}}\.{DIGIT}[\w-]{{16}}",  # SendGrid
     r"do[opr]_v1_[0-9a-f]{40}",  # DigitalOcean
-    r"\bhv[sbr]\.[\w-]{20}",  # Vault
+    rf"\bhv[sbr]\.{DIGIT}[\w-]{{20}}",  # Vault
     r"[?&]sig=[\w%+/-]{40}",  # a shared access signature of Azure
     r"AccountKey=[\w+/]{40}",
     r"SharedAccessKey=[\w+/]{40}",
@@ -59,22 +72,22 @@ REFERENCE_NAME = re.compile(
 )
 ONE_WORD = re.compile(r"(?!arn:|ssm:|\.*/|~|\$|\w+://)[^\s<>|\[\]{}]{8,}")
 PLACEHOLDER = re.compile(r"(?i)x+|\*+|changeme|(your|my|example|dummy|fake|test)[_-][\w-]*")
-RANDOM = re.compile(r"(?=(\w*?\d){3})(?=(\w*?[A-Za-z]){3})[A-Za-z0-9]{16,}|[A-Za-z0-9+/]{40}")
+CHARACTERS = re.compile(r"(?=(\w*?\d){3})(?=(\w*?[A-Za-z]){3})[A-Za-z0-9]{16,}|[A-Za-z0-9+/]{40}")
+# Keys that are no secrets: of an object, a cache or a column, and those of KMS by their forms.
+OTHER_KEY = re.compile(
+    r"(^|_)(kms|cache|model|object|s3|file|data|dataset|sort|primary|foreign|partition|group|hash"
+    r"|lookup|column|public|checkpoint|artifact|idempotency|config)_keys?$"
+)
+NO_SECRET = re.compile(r"(mrk-)?[0-9a-f]{32}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|alias/.*")
 IN_STORE = "keep it in Secrets Manager, and set its name in [secrets]"
 SHOWN = "looks like a secret, and everybody who may see the job sees it"
-MOST_BYTES = 50 * 2**20  # of a file that is read; source.py rejects a larger src/
 
 
 def visible(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
     """Secrets in the parts of a job that DescribeTrainingJob and the AWS console show."""
-    shown = {f"hyperparameters.{name}": str(value) for name, value in job.hyperparameters.items()}
-    for name, text in request.get("Environment", {}).items():
-        shown[f"environment.{name}"] = text
-    for tag in request.get("Tags", []):
-        shown[f"tags.{tag['Key']}"] = tag["Value"]
     # These hold the name of a secret; the secret itself is the mistake.
     names = {f"environment.{hub.SECRET_FOR}{each}": f"secrets.{each}" for each in job.secrets}
-    for key, text in shown.items():
+    for key, text in sent.values(job, request).items():
         if key in names:
             if forms(text):
                 hint = "keep it in Secrets Manager, and give the name of that secret here"
@@ -88,17 +101,13 @@ def in_files(job: Job, request: dict[str, Any], project: Project) -> Iterator[Fi
 
     `make lint` finds passwords that code assigns to a name (ruff's S105 to S107).
     """
-    for path in source_archive.files(project.src).values():
-        if path.stat().st_size > MOST_BYTES:
-            continue
-        text = path.read_text(encoding="utf-8", errors="replace")
-        text = text.replace('\\"', '"')  # a notebook has its code in JSON
+    for name, text in sent.files(project).items():
         if found := forms(text):
             line = text.count("\n", 0, min(found)) + 1
-            of_pip = re.fullmatch(r"requirements\S*\.(txt|in)|pip\.conf", path.name)
+            of_pip = re.search(r"requirements[^/]*\.(txt|in)$|pip\.conf$", name)
             hint = requirements.WITHOUT_LOGIN if of_pip else IN_STORE
             problem = f"line {line} looks like a secret, and would be uploaded"
-            yield error(path.relative_to(project.root).as_posix(), problem, hint)
+            yield error(name, problem, hint)
 
 
 def hint_for(variable: str) -> str:
@@ -125,7 +134,8 @@ def has_secret_name(key: str, text: str) -> bool:
         return False
     if PASSWORD_NAME.search(name):
         return True
-    return bool(SECRET_NAME.search(name) and RANDOM.search(text))
+    is_key = OTHER_KEY.search(name) or ("kms" in name and NO_SECRET.fullmatch(text))
+    return bool(SECRET_NAME.search(name) and CHARACTERS.search(text) and not is_key)
 
 
 def words(name: str) -> str:

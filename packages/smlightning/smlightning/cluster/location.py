@@ -47,6 +47,9 @@ LAUNCHERS = {
     ),
 }
 
+# The number of processes of other MPIs: MPICH's and Intel MPI's Hydra, and MVAPICH2.
+OTHER_MPI = ("PMI_SIZE", "MV2_COMM_WORLD_SIZE")
+
 
 class ClusterError(UserError):
     """The launcher's variables are wrong, or a rank did not connect or went away."""
@@ -121,6 +124,12 @@ def locate(env: Mapping[str, str], machine: Machine) -> Cluster:
                 "out of range",
                 f"let only {launcher} set {', '.join(astuple(names))}",
             )
+    elif others := [name for name in OTHER_MPI if env.get(name, "1") != "1"]:
+        raise ClusterError(
+            f"{others[0]} is {env[others[0]]}: the processes of MPICH, Intel MPI or MVAPICH2 would "
+            "each train as rank 0",
+            "start the command with torchrun, or with Open MPI's mpirun",
+        )
     hosts = step.hosts if step else tuple(map(str, _json(env, "SM_HOSTS", [])))
     num_nodes = len(hosts) or world_size // local_world_size
     expected = num_nodes * local_world_size
