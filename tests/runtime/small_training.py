@@ -317,8 +317,12 @@ def curve_rows(output: str = "outputs") -> list[dict[str, str]]:
 
 def same(one: Any, other: Any) -> bool:
     """Whether two states have the same structure and every bit of it."""
+    if type(one) is not type(other):
+        return False
     if isinstance(one, torch.Tensor):
         return torch.equal(one, other)
+    if isinstance(one, np.ndarray):
+        return np.array_equal(one, other)
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
     if isinstance(one, (list, tuple)):
