@@ -192,6 +192,7 @@ def test_ranks_watch_the_same_loss_after_a_kill(tmp_path: Path) -> None:
         return run_ranks(body, tmp_path / folder, 2, KILLED if kill_at else 0)
 
     alone = go("alone")
+    assert "train/loss=" in alone[0]["log"]
     for kill_at in (3, BATCHES + 7):
         go(f"{kill_at}", kill_at)
         for one, other in zip(alone, go(f"{kill_at}"), strict=True):
