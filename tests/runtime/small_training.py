@@ -319,11 +319,13 @@ def same(one: Any, other: Any) -> bool:
     """Whether two states have the same structure and every bit of it."""
     if isinstance(one, torch.Tensor):
         return torch.equal(one, other)
+    if isinstance(one, np.ndarray):
+        return np.array_equal(one, other)
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
     if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
+    return type(one) is type(other) and bool(one == other)
 
 
 def assert_same(alone: str, resumed: str, case: Any) -> None:

@@ -21,7 +21,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 import torchmetrics
-from pytorch_lightning.callbacks import WeightAveraging
+from pytorch_lightning.callbacks import EarlyStopping, WeightAveraging
 from pytorch_lightning.demos.boring_classes import BoringModel
 from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
 from pytorch_lightning.strategies import DDPStrategy, ModelParallelStrategy
@@ -91,8 +91,9 @@ def owners(trainer: pl.Trainer) -> dict[str, Any]:
         "_ResultMetric": result,
         "_Sync": result,
         "_sync": result._Metadata("train", "loss"),
-        # Strategies and callbacks: cluster/strategies.py, checkpoints/unsupported.py
+        # Strategies and callbacks: cluster/strategies.py, checkpoints/unsupported.py, errors.py
         "_average_model": WeightAveraging(),
+        "_validate_condition_metric": EarlyStopping,
         "_process_group_backend": ddp,
         "_timeout": ddp,
         # Loaders and how they are divided: data/exact.py, training/loop.py

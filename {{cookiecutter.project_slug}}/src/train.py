@@ -47,6 +47,7 @@ def train(options: Options) -> None:
             enable_progress_bar=sys.stdout.isatty() and sys.stderr.isatty(),
             enable_model_summary=False,
             profiler=run.profiler,
+            default_root_dir=run.outputs,
             callbacks=[
                 *run.callbacks(),
             ],  # yours follow here

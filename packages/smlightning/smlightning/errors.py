@@ -76,7 +76,14 @@ def as_user_error(error: BaseException) -> UserError | None:
             "let its sampler give each rank its own part, by dist.get_global_rank(), and pass "
             "Trainer(use_distributed_sampler=False) in src/train.py",
         )
-    if type(error).__name__ == "MisconfigurationException":  # Lightning's, which is not imported
+    if isinstance(error, AttributeError) and _is_of_logger(type(error.obj)):
+        return UserError(
+            f"{described(error)}: self.logger is the first logger of the Trainer",
+            "in src/train.py put yours first, logger=[YourLogger(...), *run.loggers()], or take it "
+            "from self.loggers by its class",
+        )
+    is_lightnings = type(error).__name__ == "MisconfigurationException"  # which is not imported
+    if is_lightnings or _is_raised_in(error, "_validate_condition_metric"):  # of EarlyStopping
         hint = "change the Trainer's arguments, or your methods"
         return UserError(str(error).rstrip("."), hint)
     if "instance of `lightning.pytorch.strategies.Strategy`" in str(error):
@@ -111,6 +118,12 @@ def as_user_error(error: BaseException) -> UserError | None:
         hint = "restore the old architecture to resume, or train from the start with --resume never"
         return UserError(str(error), hint)
     return None
+
+
+def _is_of_logger(kind: type) -> bool:
+    """Whether it is a class of Lightning's loggers, of this package's, or TensorBoard's writer."""
+    modules = ("pytorch_lightning.loggers.", "smlightning.reports.", "torch.utils.tensorboard.")
+    return kind.__module__.startswith(modules)
 
 
 def before_cleanup(error: BaseException) -> BaseException:

@@ -145,11 +145,8 @@ class Run:
         ]
 
     def loggers(self) -> list[Any]:
-        """The log's lines, and TensorBoard."""
-        return [
-            LogLines(self.history),
-            pl.loggers.TensorBoardLogger(self.outputs, name="tensorboard", version=""),
-        ]
+        """The logger of the log's lines, curves and TensorBoard."""
+        return [LogLines(self.history, self.outputs)]
 
     @functools.cached_property
     def resume_from(self) -> Path | None:

@@ -123,8 +123,7 @@ def digest(batch: Any) -> int:
 def transform(state: Any, change: Callable[[Any, str], Any], place: str = "") -> Any:
     """A copy of nested mappings, lists and tuples, with values replaced.
 
-    A mapping keeps its class, and a state_dict its ``_metadata``. A NamedTuple becomes a plain
-    tuple: a checkpoint holds no classes.
+    A mapping and a NamedTuple keep their classes, and a state_dict its ``_metadata``.
 
     Args:
         change: returns the value for ``(value, place)``, or the same one to go on inside it.
@@ -140,5 +139,6 @@ def transform(state: Any, change: Callable[[Any, str], Any], place: str = "") ->
         return copied
     if isinstance(state, list | tuple):
         items = [transform(item, change, f"{place}/{n}") for n, item in enumerate(state)]
-        return tuple(items) if hasattr(state, "_fields") else type(state)(items)
+        kind: Any = type(state)
+        return tuple.__new__(kind, items) if hasattr(state, "_fields") else kind(items)
     return state

@@ -138,6 +138,16 @@ class Measured(Line):
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
 
+class Watching(Line):
+    """The loss that the log prints decides the learning rate."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.Adam(self.parameters(), 0.05)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.5)
+        schedule = {"scheduler": plateau, "monitor": "train/loss"}
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
+
+
 class Shadow(pl.Callback):
     """A moving average in a callback without a ``state_dict``."""
 
@@ -229,6 +239,7 @@ CASES = {
     "BackboneFinetuning": (Backbone, (finetuning,)),
     "attributes, modes and generators": (Curriculum, ()),
     "means of the epoch": (Measured, ()),
+    "a schedule by the log's loss": (Watching, ()),
     "a callback's attribute": (Line, (Shadow,)),
     "copies of the network": (Taught, (Copied,)),
     "an own optimizer": (Looking, ()),

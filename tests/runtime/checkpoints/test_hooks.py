@@ -1,6 +1,7 @@
 """Hooks of the model and of callbacks may change anything: a checkpoint holds none half done."""
 
 import enum
+import re
 import shutil
 import types
 from functools import partial
@@ -180,6 +181,25 @@ def test_ranks_keep_what_each_has_changed(tmp_path: Path) -> None:
     assert metrics[0] == metrics[1]
     (line,) = [text for text in go("fewer", 1)[0]["log"].splitlines() if "inexact" in text]
     assert "Ranked.noise" in line and "self.log.training_step.train/mean" in line
+
+
+@pytest.mark.long
+def test_ranks_watch_the_same_loss_after_a_kill(tmp_path: Path) -> None:
+    """The kill is within an interval, of which each rank has its own sum."""
+
+    def go(folder: str, kill_at: int = 0) -> list[dict[str, Any]]:
+        body = partial(hooked.run, name="a schedule by the log's loss", kill_at=kill_at)
+        return run_ranks(body, tmp_path / folder, 2, KILLED if kill_at else 0)
+
+    alone = go("alone")
+    assert "train/loss=" in alone[0]["log"]
+    for kill_at in (3, BATCHES + 7):
+        go(f"{kill_at}", kill_at)
+        for one, other in zip(alone, go(f"{kill_at}"), strict=True):
+            assert [one[name] for name in RECORDED] == [other[name] for name in RECORDED]
+            assert "inexact" not in other["log"]
+            printed = [re.findall(r"train/loss=\S+ lr=\S+", each["log"]) for each in (one, other)]
+            assert printed[0][len(printed[0]) - len(printed[1]) :] == printed[1]
 
 
 @pytest.mark.long

@@ -18,13 +18,17 @@ import torch
 from pytorch_lightning.callbacks import Checkpoint
 
 from smlightning import errors
-from smlightning.checkpoints import files, restore, resume
+from smlightning.checkpoints import files, restore, resume, values
 from smlightning.checkpoints.agreement import Agreement
 from smlightning.checkpoints.attributes import Attributes
 from smlightning.checkpoints.plugin import CheckpointPlugin
 from smlightning.checkpoints.position import Position
 from smlightning.checkpoints.resume import ResumePoint
-from smlightning.checkpoints.unsupported import check_trainer, start_averages
+from smlightning.checkpoints.unsupported import (
+    check_trainer,
+    start_averages,
+    warn_of_lost_folders,
+)
 from smlightning.checkpoints.validated import Validated, no_batch
 from smlightning.checkpoints.writer import CheckpointWriter
 from smlightning.cluster import collectives, ending, session, signals
@@ -168,6 +172,7 @@ class Checkpoints(Checkpoint):
         signals.replace_lightning_signal_handlers(trainer)
         signals.defer(f"{self.rerun} to resume")
         if stage == "fit":
+            warn_of_lost_folders(trainer, self.directory)
             dataset = str(self.identity.options.get("dataset", ""))
             self.data = restore.data_of(trainer, dataset)
         strategy = trainer.strategy
@@ -177,7 +182,7 @@ class Checkpoints(Checkpoint):
             self.writer = CheckpointWriter(self.directory, number, shard_size)
             with_best = self.point is None or self.point.with_best
             strategy.checkpoint_io = CheckpointPlugin(
-                self.writer, strategy.checkpoint_io, with_best
+                self.writer, strategy.checkpoint_io, with_best, lambda: _present(trainer)
             )
 
     def on_load_checkpoint(
@@ -232,6 +237,8 @@ class Checkpoints(Checkpoint):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.loaders.begin(trainer)
+        states = [optimizer.state_dict() for optimizer in trainer.optimizers]
+        values.encoded({"state_dict": pl_module.state_dict(), "optimizer_states": states})
         total = trainer.estimated_stepping_batches
         if total < 0:
             raise UserError(
@@ -460,6 +467,14 @@ class Checkpoints(Checkpoint):
                 flush=True,
             )
         raise ending.Stopped
+
+
+def _present(trainer: pl.Trainer) -> dict[str, Any]:
+    """The states of callbacks and data module at their places in a checkpoint. Collective."""
+    every: Any = trainer
+    data = every.datamodule
+    states = {each.state_key: each.state_dict() for each in every.callbacks}
+    return {"callbacks": states, type(data).__qualname__: data.state_dict()}
 
 
 def _global_batches(trainer: pl.Trainer) -> int:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from smlightning import torch_files
+from smlightning.checkpoints import values
 from smlightning.checkpoints.position import Position
 from smlightning.cluster import shards
 from smlightning.errors import UserError
@@ -216,7 +217,10 @@ def read(path: Path, sharded: bool = False, with_best: bool = True) -> dict[str,
         best = [torch_files.load(path.with_name(name)) for name in names["best"]]
         weights = best[0]["weights"]
         state["best_weights"] = shards.join(weights, [one["shard"] for one in best])
-    return state if sharded else shards.whole(state)
+    state = state if sharded else shards.whole(state)
+    # the run's own objects are needed for `attributes`
+    parts = (name for name in state if name != "attributes")
+    return {**state, **{name: values.decoded(state[name]) for name in parts}}
 
 
 def verified(path: Path, with_best: bool = True) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Lets Lightning's ``fit(ckpt_path=...)`` read this package's checkpoints."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import fsspec
 from lightning_fabric.plugins import CheckpointIO, TorchCheckpointIO
 
 from smlightning import torch_files
-from smlightning.checkpoints import files
+from smlightning.checkpoints import files, values
 from smlightning.checkpoints.writer import CheckpointWriter
 from smlightning.cluster import session
 from smlightning.cluster.shards import snapshot
@@ -20,12 +21,18 @@ class CheckpointPlugin(CheckpointIO):
         writer: of this run's folder.
         other: the strategy's plugin before this one, for other files, as of a ModelCheckpoint.
         with_best: read the best weights, too.
+        present: returns states of this run by their places in a checkpoint, for what that lacks.
     """
 
     def __init__(
-        self, writer: CheckpointWriter, other: CheckpointIO, with_best: bool = True
+        self,
+        writer: CheckpointWriter,
+        other: CheckpointIO,
+        with_best: bool = True,
+        present: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         self.writer, self.other, self.with_best = writer, other, with_best
+        self.present = present
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
@@ -42,6 +49,8 @@ class CheckpointPlugin(CheckpointIO):
             # Else the optimizer would keep the mapped file.
             if session.current_cluster().device == "cpu" and not is_sharded:
                 state["optimizer_states"] = snapshot(state.get("optimizer_states", []), {})
+            if values.LEFT_OUT in state:
+                values.complete(state, self.present(), state.pop(values.LEFT_OUT))
             return state
         given = {} if map_location is None else {"map_location": map_location}
         if weights_only is not False:  # Lightning passes None on, False for torch before 2.6

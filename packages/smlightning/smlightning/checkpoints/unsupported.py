@@ -1,5 +1,9 @@
 """Callbacks, arguments and strategies with which a run cannot be resumed exactly."""
 
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
@@ -8,6 +12,7 @@ from pytorch_lightning.callbacks import (
     BatchSizeFinder,
     GradientAccumulationScheduler,
     LearningRateFinder,
+    ModelCheckpoint,
     ModelPruning,
     OnExceptionCheckpoint,
     StochasticWeightAveraging,
@@ -79,6 +84,10 @@ def check_trainer(trainer: pl.Trainer, stage: str) -> None:
                 "and each rank would train them on its own data only",
                 "train these parameters from the start, at first with a learning rate of 0",
             )
+    saves = any(isinstance(callback, ModelCheckpoint) for callback in every)
+    if stage == "fit" and not saves:
+        for logger in trainer.loggers:
+            _check_uploads(logger, trainer.is_global_zero)
     averages = any(isinstance(callback, WeightAveraging) for callback in every)
     if averages and isinstance(trainer.strategy, ShardedStrategy):
         raise UserError(
@@ -101,3 +110,49 @@ def check_trainer(trainer: pl.Trainer, stage: str) -> None:
             "The number of steps is not known: max_epochs and max_steps are both -1",
             "set one of them",
         )
+
+
+def _check_uploads(logger: Any, prints: bool) -> None:
+    """Raise a UserError if a logger waits for the files of a ModelCheckpoint, and there is none.
+
+    If only its own ``after_save_checkpoint`` shows that it may, a rank that prints warns.
+    """
+    name, own = type(logger).__name__, type(logger).after_save_checkpoint
+    flags = [value for key, value in vars(logger).items() if "log_model" in key]
+    problem = "gets the weights that a ModelCheckpoint saves, and this run has none"
+    hint = "add pl.callbacks.ModelCheckpoint(monitor=MONITOR, mode=MODE) after *run.callbacks()"
+    if any(flags):
+        raise UserError(f"{name}(log_model=...) {problem}", hint)
+    is_own = not own.__module__.startswith(("pytorch_lightning.", "lightning."))
+    if is_own and not flags and prints:
+        print(f"warning: {name}.after_save_checkpoint {problem}; {hint}", file=sys.stderr)
+
+
+def warn_of_lost_folders(trainer: pl.Trainer, checkpoints: Path) -> None:
+    """In a job, print a warning for each folder of a logger, a callback or the profiler that is
+    lost with the host.
+
+    Args:
+        checkpoints: a folder that SageMaker keeps, as those of the model and of the outputs.
+    """
+    names = ("SM_MODEL_DIR", "SM_OUTPUT_DATA_DIR")
+    kept = [checkpoints, *(Path(os.environ[name]) for name in names if name in os.environ)]
+    if len(kept) == 1 or not trainer.is_global_zero:
+        return
+    for name, folder in _folders(trainer):
+        path = Path(folder).resolve()
+        if not any(path.is_relative_to(each.resolve()) for each in kept):
+            print(
+                f"warning: {name} writes to {path}, which is lost when the job ends; give it a "
+                "folder below run.outputs",
+                file=sys.stderr,
+            )
+
+
+def _folders(trainer: pl.Trainer) -> Iterator[tuple[str, str]]:
+    """Names of classes, and the local folders that they have been given."""
+    every: Any = trainer
+    for each in (*every.loggers, *every.callbacks, every.profiler):
+        folder = getattr(each, "save_dir", None) or getattr(each, "dirpath", None)
+        if folder and "://" not in str(folder):
+            yield type(each).__name__, str(folder)

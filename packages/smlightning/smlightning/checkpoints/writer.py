@@ -11,11 +11,12 @@ from typing import Any
 import torch
 import torch.distributed
 
-from smlightning.checkpoints import files
+from smlightning.checkpoints import files, values
 from smlightning.checkpoints.position import Position
 from smlightning.cluster import exchange, session, shards
 from smlightning.cluster.shards import snapshot
 from smlightning.cluster.store import RankStore
+from smlightning.training.rank_checks import listed
 
 KEPT_KEY = "checkpoint/kept"  # the newest number, and which files are still needed
 
@@ -81,14 +82,16 @@ class CheckpointWriter:
         self._memory: dict[str, torch.Tensor] = {}  # of the last copy
         self._held: _Copy | None = None
         self._pending: Future[None] | None = None
+        self._printed: set[str] = set()  # lines about what is left out
 
     @property
     def best_weights(self) -> Mapping[str, Any] | None:
         """The best weights so far, in main memory; of sharded ones this rank's shard."""
         if self._best is None:
             return None
-        weights: Mapping[str, Any] = shards.join(self._best.weights, [self._best.shard])
-        return weights
+        weights = shards.join(self._best.weights, [self._best.shard])
+        known: Mapping[str, Any] = values.decoded(weights)
+        return known
 
     @cached_property
     def _thread(self) -> ThreadPoolExecutor:
@@ -122,7 +125,8 @@ class CheckpointWriter:
         if not self.keeps_best:
             return
         memory = self._validated.memory if self._validated else {}
-        split, shard = snapshot(shards.split(weights), memory)
+        state, _ = values.encoded({"state_dict": weights})
+        split, shard = snapshot(shards.split(state["state_dict"]), memory)
         self._validated = _Weights(split, shard, memory)
         if torch.cuda.is_available():
             torch.cuda.synchronize()
@@ -147,7 +151,7 @@ class CheckpointWriter:
                 is written.
 
         Raises:
-            UserError: the state contains what no checkpoint holds.
+            UserError: as `values.encoded` does.
         """
         if self._pending:
             self._pending.exception()  # waits
@@ -155,10 +159,35 @@ class CheckpointWriter:
         if self.failed() or position == self.position or not self.keeps_best:
             return
         writes = self._cluster.rank < self._shard_size
-        split, shard = snapshot(shards.split(state if writes else {}), self._memory)
+        plain, left_out = values.encoded(state if writes else {})
+        if left_out:
+            plain[values.LEFT_OUT] = [list(place) for place in left_out]
+            self._print(left_out)
+        split, shard = snapshot(shards.split(plain), self._memory)
         on_gpu = torch.cuda.is_available()
         complete = torch.cuda.current_stream().record_event() if on_gpu else None
         self._held = _Copy(position, split, shard, complete, trained, self._best)
+
+    def _print(self, left_out: Mapping[values.Place, str]) -> None:
+        """Print once what a checkpoint lacks, and what this means for a resumed run."""
+        options: list[str] = []
+        others: list[str] = []
+        for place, kind in left_out.items():
+            is_option = "hparams" in str(place[0]) or "hyper_parameters" in str(place[0])
+            (options if is_option else others).append(f"{values.text(place)} ({kind})")
+        lines = (
+            (options, "checkpoint: left out, since a resume does not need them: {}"),
+            (
+                others,
+                "checkpoint: inexact: after a resume, {} will start anew; use plain values, "
+                "tensors or arrays there",
+            ),
+        )
+        for names, line in lines:
+            text = line.format(listed(names))
+            if names and text not in self._printed and self._cluster.rank == 0:
+                print(text, flush=True)
+            self._printed.add(text)
 
     def write(self) -> None:
         """Write the copy that is held, if there is one; returns at once."""

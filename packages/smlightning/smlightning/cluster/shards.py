@@ -6,21 +6,17 @@ by the number of the first one. In a checkpoint it has no rows; each rank's are 
 """
 
 import copy
-from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from smlightning.errors import UserError
 from smlightning.tensors import transform
 
 SHAPE, ROWS = "shape of a divided tensor", "rows"  # keys of the plain form, in checkpoints, too
 Shard = dict[str, dict[int, torch.Tensor]]  # a rank's rows, by the tensor's place in the state
 
-# torch.load(weights_only=True) reads these (torch 2.5.1 and 2.13: _weights_only_unpickler.py).
-PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
-MAPPINGS = (dict, OrderedDict, Counter)
+UNCHANGED = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 
 
 def snapshot(state: Any, memory: dict[str, torch.Tensor]) -> Any:
@@ -36,9 +32,6 @@ def snapshot(state: Any, memory: dict[str, torch.Tensor]) -> Any:
     Args:
         state: tensors and plain values in any nesting of mappings, lists and tuples.
         memory: an earlier copy's tensors by place, used again where they fit; updated in place.
-
-    Raises:
-        UserError: the state contains an object of another class, which no checkpoint holds.
     """
 
     def copied(value: Any, place: str) -> Any:
@@ -48,9 +41,8 @@ def snapshot(state: Any, memory: dict[str, torch.Tensor]) -> Any:
                 kept = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)
                 memory[place] = kept
             return kept.copy_(value.detach(), non_blocking=True)
-        if type(value) in PLAIN or type(value) in MAPPINGS or isinstance(value, list | tuple):
+        if type(value) in UNCHANGED or isinstance(value, Mapping | list | tuple):
             return value
-        _check_plain(value, place)
         return copy.deepcopy(value)
 
     return transform(state, copied)
@@ -60,18 +52,6 @@ def _fits(memory: torch.Tensor, value: torch.Tensor) -> bool:
     """Whether a copy of ``value`` can go there; from a GPU only into pinned memory."""
     is_alike = (memory.shape, memory.dtype) == (value.shape, value.dtype)
     return is_alike and (memory.is_pinned() or not value.is_cuda)
-
-
-def _check_plain(value: Any, place: str) -> None:
-    known = (*PLAIN, bytearray, *torch.serialization.get_safe_globals())
-    for item in value if type(value) is set else [value]:
-        if type(item) not in known:
-            raise UserError(
-                f"{place[1:].partition('/')[2]} of a checkpoint is a {type(item).__name__}; "
-                "expected plain values and tensors",
-                "keep plain data and tensors in save_hyperparameters() and in the states of "
-                "callbacks",
-            )
 
 
 def split(state: Any) -> tuple[Any, Shard]:

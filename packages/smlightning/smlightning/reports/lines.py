@@ -1,12 +1,13 @@
 """The logger that prints a job's log, ``step=… epoch=… val/loss=…``, and keeps its metrics."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from pytorch_lightning.loggers.logger import Logger
+from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_only
 
-from smlightning.reports.log import format_metrics
+from smlightning.reports.log import as_number, format_metrics
 
 Row = dict[str, float]
 
@@ -43,23 +44,30 @@ class MetricHistory:
         return {**position, **values}
 
 
-class LogLines(Logger):
-    """Prints a line for each call of the log, and adds it to the run's history.
+class LogLines(TensorBoardLogger):
+    """TensorBoard's logger, which also prints a line for each call of the log and adds it to the
+    run's history.
 
-    Lightning's CSVLogger neither prints nor continues its rows after a resume.
+    It is the first of a run's loggers. So ``self.logger.experiment`` is TensorBoard's writer, and
+    what Lightning names after the first logger, such as ``trainer.log_dir`` and the files of
+    profilers and of a ModelCheckpoint without a folder, lies below the outputs.
+
+    Args:
+        history: the rows of the curves.
+        outputs: the folder of TensorBoard's folder.
     """
 
-    name = "lines"
-    version = 0
-
-    def __init__(self, history: MetricHistory) -> None:
-        super().__init__()
+    def __init__(self, history: MetricHistory, outputs: Path) -> None:
+        super().__init__(outputs, name="tensorboard", version="")
         self.history = history
 
     @rank_zero_only
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Print a line, and keep it for the curves; ``step`` is as Lightning counts."""
-        print(format_metrics(self.history.add(metrics, step or 0)), flush=True)
-
-    def log_hyperparams(self, *_: Any, **__: Any) -> None:
-        """Does nothing; abstract in Logger."""
+        numbers = {name: as_number(value) for name, value in metrics.items()}
+        known = {name: number for name, number in numbers.items() if number is not None}
+        if known.keys() - {"hp_metric"}:  # else TensorBoard's mark of hyperparameters
+            print(format_metrics(self.history.add(known, step or 0)), flush=True)
+        others = {name: value for name, value in metrics.items() if name not in known}
+        given = {name: value for name, value in others.items() if value is not None}
+        super().log_metrics({**known, **given}, step)

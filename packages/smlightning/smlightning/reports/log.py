@@ -22,6 +22,14 @@ def format_metrics(values: Mapping[str, float]) -> str:
     return " ".join(pairs)
 
 
+def as_number(value: Any) -> float | None:
+    """A number of Python, numpy or torch as a float; None if it is no single number."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):  # None, a text, a tensor of several
+        return None
+
+
 # Peak memory in GiB; a run prints it where it can be measured. METRICS does not list it.
 MEMORY = ("host_gib", "gpu_gib")
 

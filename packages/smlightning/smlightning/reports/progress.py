@@ -12,14 +12,17 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import LearningRateMonitor
 
 from smlightning import errors
 from smlightning.cluster import collectives
 from smlightning.errors import UserError
-from smlightning.reports import curves
+from smlightning.reports import curves, log
 from smlightning.reports.lines import MetricHistory
 from smlightning.tensors import samples_of
 from smlightning.training import loop as loop_state
+
+ONLY_LOGGED = ("samples_per_second", "data_wait", *log.MEMORY)
 
 
 @dataclass
@@ -53,10 +56,10 @@ class ProgressReport(pl.Callback):
         self.history = history
         self.interval = Interval()
         self.world_size = self.accumulate = 1
-        self.lr = math.nan
+        self.lr: Any = None  # of the first group; None if it has none, as Adafactor's
         self._asked_at = 0.0  # the time of the last request to the loader
-        # The interval before a checkpoint: mean loss over ranks, and global batches.
-        self.resumed_loss = self.resumed_batches = 0.0
+        # The interval before a checkpoint: each rank's losses, and global batches with one.
+        self.resumed: list[list[float]] = []
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self.history.stage = stage
@@ -64,12 +67,24 @@ class ProgressReport(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.world_size = trainer.world_size
         self.accumulate = trainer.accumulate_grad_batches
-        self.interval = Interval(batches=math.ceil(self.resumed_batches))
+        self.interval = self._resumed_interval(trainer.global_rank)
         if trainer.is_global_zero:
             print(self._describe(trainer, pl_module), flush=True)
-            self.interval.loss = self.resumed_loss * self.world_size
-            self.interval.losses = self.resumed_batches * self.accumulate * self.world_size
+        check_watched(trainer)
         loop_state.watch_fetching(trainer, self._ask, self._receive)
+
+    def _resumed_interval(self, rank: int) -> Interval:
+        """This rank's interval before the checkpoint; on another number of ranks rank 0 has all."""
+        ranks = self.resumed
+        batches = math.ceil(max((batches for _, batches in ranks), default=0.0))
+        if len(ranks) == self.world_size:
+            loss, losses = ranks[rank]
+        elif rank == 0 and ranks:
+            share = self.world_size / len(ranks)
+            loss, losses = (share * sum(column) for column in zip(*ranks, strict=True))
+        else:
+            loss = losses = 0.0
+        return Interval(loss, losses * self.accumulate, batches)
 
     def _ask(self) -> None:
         self._asked_at = time.perf_counter()
@@ -86,10 +101,11 @@ class ProgressReport(pl.Callback):
         if size:
             whole = size * self.world_size * self.accumulate
             ranks = f"global_batch={whole} ({size} per rank x {ranks})"
-        rate = trainer.optimizers[0].defaults.get("lr", math.nan)
+        rate = log.as_number(trainer.optimizers[0].defaults.get("lr"))
+        highest = "" if rate is None else f"max_lr={rate:g} "
         parameters = sum(parameter.numel() for parameter in pl_module.parameters())
         return (
-            f"{ranks} max_lr={rate:g} steps={int(trainer.estimated_stepping_batches)} "
+            f"{ranks} {highest}steps={int(trainer.estimated_stepping_batches)} "
             f"parameters={parameters} precision={trainer.precision}"
         )
 
@@ -98,7 +114,8 @@ class ProgressReport(pl.Callback):
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
         # At the batch's end the scheduler has already set the next step's rate.
-        self.lr = trainer.optimizers[0].param_groups[0]["lr"]
+        rate = trainer.optimizers[0].param_groups[0].get("lr")
+        self.lr = rate.clone() if isinstance(rate, torch.Tensor) else rate
 
     def on_train_batch_end(
         self,
@@ -136,9 +153,14 @@ class ProgressReport(pl.Callback):
         loss, losses, waited = self._over_ranks(min(self.interval.waited / seconds, 1.0))
         if losses:
             loss *= self.accumulate / losses
-        metrics = {
+        rate = log.as_number(self.lr)
+        watched = {
             **({"train/loss": loss} if losses else {}),  # manual optimization returns none
-            "lr": self.lr,
+            **({} if rate is None else {"lr": rate}),
+        }
+        loop_state.publish(trainer, watched)
+        metrics = {
+            **watched,
             "samples_per_second": self.interval.samples * self.world_size / seconds,
             "data_wait": waited,
             **peak_memory(trainer.lightning_module.device),
@@ -180,13 +202,13 @@ class ProgressReport(pl.Callback):
             curves.write_csv(self.history.rows, self.directory)
 
     def state_dict(self) -> dict[str, Any]:
-        """The rows, and the current interval of all ranks. Collective."""
-        loss, losses, _ = self._over_ranks(0.0) if self.interval.batches else (0.0, 0.0, 0.0)
+        """The rows, and the current interval of each rank. Collective."""
+        interval = [float(self.interval.loss), self.interval.losses / self.accumulate]
+        numbers = torch.tensor(interval, dtype=torch.float64)
         return {
             "rows": self.history.rows,
-            "loss": loss,
-            "batches": losses / self.accumulate,
-            "lr": self.lr,
+            "ranks": collectives.from_each_rank(numbers).tolist() if self.interval.batches else [],
+            "lr": log.as_number(self.lr),
         }
 
     def on_save_checkpoint(
@@ -203,9 +225,29 @@ class ProgressReport(pl.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.history.rows = state_dict["rows"]
-        self.resumed_loss = state_dict["loss"]
-        self.resumed_batches = state_dict["batches"]
+        self.resumed = state_dict["ranks"]
         self.lr = state_dict["lr"]
+
+
+def check_watched(trainer: pl.Trainer) -> None:
+    """Raise a UserError if a callback or a schedule watches what it cannot."""
+    every: Any = trainer
+    groups = [(each, group) for each in trainer.optimizers for group in each.param_groups]
+    without = [type(each).__name__ for each, group in groups if group.get("lr") is None]
+    if without and any(isinstance(each, LearningRateMonitor) for each in every.callbacks):
+        raise UserError(
+            f"LearningRateMonitor logs learning rates, and {without[0]} has no learning rate",
+            "remove LearningRateMonitor, or give the optimizer lr",
+        )
+    watching: list[Any] = [*every.callbacks, *trainer.lr_scheduler_configs]
+    for each in watching:
+        if getattr(each, "monitor", None) in ONLY_LOGGED:
+            name = type(getattr(each, "scheduler", each)).__name__
+            raise UserError(
+                f"{name} watches {each.monitor}, which is another number on each rank and in each "
+                "run",
+                "watch train/loss, lr, or a metric that the model logs",
+            )
 
 
 def peak_memory(device: torch.device) -> dict[str, float]:

@@ -5,7 +5,7 @@ connector are in cluster/signals.py. tests/runtime/test_upgrades.py checks each 
 library that the package uses.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -93,6 +93,13 @@ def state(trainer: pl.Trainer) -> dict[str, Any]:
 def callback_metrics(trainer: pl.Trainer) -> dict[str, Any]:
     """The latest metrics, which schedulers and callbacks read; without those of this step."""
     return trainer._logger_connector._callback_metrics
+
+
+def publish(trainer: pl.Trainer, metrics: Mapping[str, float]) -> None:
+    """Let schedules and callbacks read metrics, except those that the model logs by these names."""
+    logged = {each.meta.name for each in trainer.fit_loop.epoch_loop._results.values()}
+    for name in metrics.keys() - logged:
+        callback_metrics(trainer)[name] = torch.tensor(metrics[name])
 
 
 def epoch_sums(trainer: pl.Trainer) -> dict[str, Any]:
