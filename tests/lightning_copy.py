@@ -1,20 +1,23 @@
 """The package ``lightning``, which tests need and nothing else installs.
 
-Its wheel holds pytorch_lightning and lightning_fabric under other names, so its classes are others.
+Its wheel holds pytorch_lightning and lightning_fabric under other names.
 """
 
 import importlib.util
+from importlib.metadata import version
 from pathlib import Path
 
 NAMES = {"pytorch_lightning": "lightning.pytorch", "lightning_fabric": "lightning.fabric"}
 TOP = """
+__version__ = {version!r}
 from lightning.fabric import Fabric, seed_everything
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 """
 
 
 def copy_lightning(folder: Path) -> Path:
-    """Write the package into ``folder``; returns it, for PYTHONPATH."""
+    """Write the package into ``folder``, with its metadata; returns it, for PYTHONPATH."""
+    number = version("pytorch-lightning")
     for name, other in NAMES.items():
         spec = importlib.util.find_spec(name)
         assert spec and spec.origin
@@ -28,5 +31,8 @@ def copy_lightning(folder: Path) -> Path:
             for old, new in NAMES.items():
                 text = text.replace(old, new)
             copy.write_text(text, encoding="utf-8")
-    (folder / "lightning" / "__init__.py").write_text(TOP, encoding="utf-8")
+    (folder / "lightning" / "__init__.py").write_text(TOP.format(version=number), "utf-8")
+    metadata = folder / f"lightning-{number}.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text(f"Metadata-Version: 2.4\nName: lightning\nVersion: {number}\n", "utf-8")
     return folder
