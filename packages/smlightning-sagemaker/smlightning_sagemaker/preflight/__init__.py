@@ -38,6 +38,7 @@ Check = Callable[[Job, dict[str, Any], Project], Iterator[Finding]]
 def packages(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
     """requirements.txt keeps the image's torch, and has what src/ imports."""
     yield from requirements.replacing(job, project)
+    yield from requirements.lightnings(job, project)
     yield from requirements.wheels(job, project)
     yield from imports.imports(job, project)
 
