@@ -122,3 +122,102 @@ def test_without_lightning_an_import_is_an_ordinary_error() -> None:
         assert not [name for name in sys.modules if name.split(".")[0] == "lightning"]
         """
     run(script)
+
+
+NAMES = """
+import sys
+import torch
+from pathlib import Path
+import lightning as L
+from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.cli import LightningCLI
+from smlightning import torch_files
+
+class Model(L.LightningModule):
+    def __init__(self, stop: L.Callback) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.layer = torch.nn.Linear(1, 1)
+    def training_step(self, batch, _):
+        loss = self.layer(batch).mean()
+        self.log("loss", loss)
+        return loss
+    def train_dataloader(self):
+        return torch.utils.data.DataLoader(torch.ones(8, 1), 4)
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+path = "lightning.pytorch.callbacks.EarlyStopping"
+given = ["--model.stop", path, "--model.stop.monitor", "loss"]
+given += ["--trainer.callbacks+", path, "--trainer.callbacks.monitor", "loss"]
+given += ["--trainer.callbacks+", "pytorch_lightning.callbacks.ModelCheckpoint"]
+given += ["--trainer.callbacks.dirpath", sys.argv[1]]
+for option in ("accelerator=cpu", "max_steps=1", "enable_progress_bar=false", "logger=false"):
+    given += [f"--trainer.{option}"]
+cli = LightningCLI(Model, args=["fit", *given], save_config_callback=None)
+found = {type(each) for each in cli.trainer.callbacks}
+assert {EarlyStopping, L.pytorch.callbacks.ModelCheckpoint} <= found
+(written,) = Path(sys.argv[1]).glob("*.ckpt")
+again = Model.load_from_checkpoint(written, weights_only=False)
+assert again.hparams.stop.monitor == "loss"
+torch.save(cli.model, "model.pt")
+assert isinstance(torch.load("model.pt", weights_only=False), L.LightningModule)
+
+# A checkpoint that lightning wrote without smlightning names its own modules.
+own, name = EarlyStopping.__module__, "lightning.pytorch.callbacks.early_stopping"
+EarlyStopping.__module__ = name
+torch.save({"stop": EarlyStopping}, "old.ckpt")
+EarlyStopping.__module__ = own
+assert torch.load("old.ckpt", weights_only=False)["stop"] is EarlyStopping
+with torch.serialization.safe_globals([(EarlyStopping, f"{name}.EarlyStopping")]):
+    assert torch_files.load(Path("old.ckpt"))["stop"] is EarlyStopping
+"""
+
+
+@pytest.mark.parametrize("start", [BEFORE, AFTER])
+def test_class_paths_and_checkpoints_with_either_name_work(
+    start: str, package: Path, tmp_path: Path
+) -> None:
+    """As options of LightningCLI, in hyperparameters, and in files that hold classes."""
+    given = f"import os, sys\nsys.argv[1:] = [{str(tmp_path)!r}]\nos.chdir({str(tmp_path)!r})\n"
+    run(given + start + NAMES, package)
+
+
+WORKERS = """
+import sys
+START
+import pytorch_lightning as pl
+import torch
+from lightning.pytorch.callbacks import EarlyStopping
+
+class Rows(torch.utils.data.Dataset):
+    def __init__(self):
+        self.parts = EarlyStopping("loss"), pl.Trainer
+    def __len__(self):
+        return 2
+    def __getitem__(self, row):
+        callback, trainer = self.parts
+        assert isinstance(callback, L.Callback) and isinstance(callback, pl.Callback)
+        assert trainer is L.Trainer is pl.Trainer
+        return row
+
+if __name__ == "__main__":
+    for method in ("fork", "spawn", "forkserver"):
+        loader = torch.utils.data.DataLoader(
+            Rows(), num_workers=1, multiprocessing_context=method)
+        assert [int(row) for row in loader] == [0, 1]
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("start", [BEFORE, AFTER])
+def test_each_kind_of_worker_has_one_lightning(start: str, package: Path, tmp_path: Path) -> None:
+    main = tmp_path / "main.py"
+    main.write_text(WORKERS.replace("START", start), "utf-8")
+    paths = os.pathsep.join(map(str, [package, *checkout.PATHS]))
+    subprocess.run(
+        [sys.executable, "-W", "ignore", str(main)],
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        check=True,
+        timeout=280,
+    )
