@@ -16,8 +16,7 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 
 
 def copy_lightning(folder: Path) -> Path:
-    """Write the package into ``folder``, with its metadata; returns it, for PYTHONPATH."""
-    number = version("pytorch-lightning")
+    """Write the package into ``folder``; returns it, for PYTHONPATH."""
     for name, other in NAMES.items():
         spec = importlib.util.find_spec(name)
         assert spec and spec.origin
@@ -31,8 +30,12 @@ def copy_lightning(folder: Path) -> Path:
             for old, new in NAMES.items():
                 text = text.replace(old, new)
             copy.write_text(text, encoding="utf-8")
-    (folder / "lightning" / "__init__.py").write_text(TOP.format(version=number), "utf-8")
-    metadata = folder / f"lightning-{number}.dist-info" / "METADATA"
-    metadata.parent.mkdir()
-    metadata.write_text(f"Metadata-Version: 2.4\nName: lightning\nVersion: {number}\n", "utf-8")
+    write_top(folder)
     return folder
+
+
+def write_top(folder: Path, number: str = version("pytorch-lightning")) -> None:
+    """Write of the package ``lightning/__init__.py``: no other file of it is read in a project."""
+    path = folder / "lightning" / "__init__.py"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(TOP.format(version=number), "utf-8")

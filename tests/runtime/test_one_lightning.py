@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import checkout
-from lightning_copy import copy_lightning
+from lightning_copy import copy_lightning, write_top
 
 BEFORE = "import lightning as L, lightning.fabric\nimport smlightning\n"
 AFTER = "import smlightning\nimport lightning as L, lightning.fabric\n"
@@ -98,8 +98,7 @@ def test_two_loaded_lightnings_end_in_a_sentence(package: Path) -> None:
 
 def test_another_version_of_lightning_ends_in_a_sentence(package: Path, tmp_path: Path) -> None:
     other = shutil.copytree(package, tmp_path / "other")
-    (metadata,) = other.glob("*.dist-info/METADATA")
-    metadata.write_text("Metadata-Version: 2.4\nName: lightning\nVersion: 2.5.6\n", "utf-8")
+    write_top(other, "2.5.6")
     late = "import lightning\nimport smlightning\nimport pytorch_lightning"
     for script in ("import smlightning\nimport lightning", late):
         sentence = run(script, other, status=1).stderr.splitlines()[-1]

@@ -6,13 +6,14 @@ import os
 import re
 import shutil
 import subprocess
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from example_projects import CONTRACT, assert_five_kills_change_no_bit, bake_example
-from lightning_copy import copy_lightning
+from lightning_copy import copy_lightning, write_top
 from projects import TEMPLATE, Project, bake
 from rehearsals import failed_checks, rehearse, size, verdicts
 
@@ -24,10 +25,10 @@ EPOCHS = "8"
 
 @pytest.fixture(scope="module")
 def moved(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A project with the example's files and the package lightning, and a channel."""
+    """A project with the example's files, and a channel."""
     sources = filter(Path.is_dir, (EXAMPLE / "after").iterdir())
     made = bake_example(tmp_path_factory.mktemp("moved"), *sources)
-    copy_lightning(made.path / "src")  # hosts of the rehearsal find it there
+    write_top(made.path / "src")  # hosts of the rehearsal find it there
     return made
 
 
@@ -49,9 +50,9 @@ def before(moved: Project, data: Path, tmp_path_factory: pytest.TempPathFactory)
     out = tmp_path_factory.mktemp("before")
     command = ["python", str(EXAMPLE / "before" / "train.py"), "--epochs", EPOCHS]
     command += ["--data", str(data / "windows.npz"), "--out", str(out)]
-    packages = str(moved.path / "src")
+    packages = str(copy_lightning(tmp_path_factory.mktemp("lightning")))
     printed = moved.run(*command, PYTHONPATH=packages, OMP_NUM_THREADS="1").stdout
-    return {**ast.literal_eval(printed.splitlines()[-1]), "out": out}
+    return {**ast.literal_eval(printed.splitlines()[-1]), "out": out, "packages": packages}
 
 
 def after(moved: Project, data: Path, folder: Path, *more: str, ranks: int = 1) -> str:
@@ -84,7 +85,7 @@ def test_the_results_before_and_after_the_move_are_alike(
     rows = set()
     for path in (EXAMPLE / "before", moved.path / "src"):
         command = ["python", "-c", TEST_ROWS, str(data / "windows.npz")]
-        paths = os.pathsep.join([str(path), str(moved.path / "src")])
+        paths = os.pathsep.join([str(path), before["packages"]])
         rows |= {*moved.run(*command, PYTHONPATH=paths).stdout.splitlines()}
     assert len(rows) == 1
     two = after(moved, data, tmp_path / "two", ranks=2)
@@ -156,6 +157,10 @@ def test_a_kept_script_passes_the_rehearsal_and_is_sent(
     shutil.rmtree(sender.path / "tests")
     for name in ("train", "options", "data", "model", "predict"):
         (sender.path / "src" / f"{name}.py").unlink()
+    requirements = f"lightning=={version('pytorch-lightning')} --hash=sha256:{'0' * 64}\n"
+    requirements += (script / "requirements.txt").read_text("utf-8")
+    (script / "requirements.txt").write_text(requirements, "utf-8")
+    shutil.rmtree(script / "lightning")
     shutil.copytree(script, sender.path / "src", dirs_exist_ok=True)
     assert "declare its options there" in sender.run(
         "python", "-m", "smlightning_sagemaker", "preflight", "--offline", check=False

@@ -15,8 +15,11 @@ import importlib.util
 import sys
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
+from importlib.metadata import version
 from types import ModuleType
 from typing import Any
+
+from smlightning.errors import UserError
 
 PAIRS = (("pytorch_lightning", "lightning.pytorch"), ("lightning_fabric", "lightning.fabric"))
 BEGINNINGS = ("lightning", "pytorch_lightning")
@@ -71,11 +74,8 @@ def check_versions() -> None:
     Raises:
         UserError: they differ.
     """
-    from importlib.metadata import version
-
-    from smlightning.errors import UserError
-
-    found, expected = version("lightning"), version("pytorch-lightning")
+    expected = version("pytorch-lightning")
+    found = getattr(sys.modules.get("lightning"), "__version__", expected)
     if found != expected:
         raise UserError(
             f"lightning {found} and pytorch-lightning {expected} are installed; expected the same "

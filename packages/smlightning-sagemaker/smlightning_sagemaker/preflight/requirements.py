@@ -137,7 +137,7 @@ def replacing(job: Job, project: Project) -> Iterator[Finding]:
 def lightnings(job: Job, project: Project) -> Iterator[Finding]:
     """The pins of lightning and pytorch-lightning are equal, as smlightning.one_lightning needs."""
     listed = [found for _, found in wanted(job, project.requirements)]
-    pins = {canonicalize_name(each.name): str(each.specifier) for each in listed}
+    pins = {str(canonicalize_name(each.name)): str(each.specifier) for each in listed}
     found, expected = pins.get("lightning"), pins.get("pytorch-lightning")
     if found and expected and found != expected:
         problem = f"lightning{found} is not the version of pytorch-lightning{expected}"
