@@ -85,7 +85,7 @@ def test_the_results_before_and_after_the_move_are_alike(
     rows = set()
     for path in (EXAMPLE / "before", moved.path / "src"):
         command = ["python", "-c", TEST_ROWS, str(data / "windows.npz")]
-        paths = os.pathsep.join([str(path), before["packages"]])
+        paths = os.pathsep.join([before["packages"], str(path)])
         rows |= {*moved.run(*command, PYTHONPATH=paths).stdout.splitlines()}
     assert len(rows) == 1
     two = after(moved, data, tmp_path / "two", ranks=2)
