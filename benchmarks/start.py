@@ -2,11 +2,12 @@
 
     python benchmarks/start.py --rounds 6
     python benchmarks/start.py --against ../older    # and another checkout's, in turn
+    python benchmarks/start.py --lightning FOLDER    # src/ imports the package lightning of FOLDER
 
 ``train.py`` until rank 0 prints its first step, on one rank and on two, with data that is prepared;
 ``predict.py`` with a text, and ``train.py --help``, until they end. The largest rank counts, and
-its peak memory. The ratio of processor seconds is less disturbed by other programs than that of the
-clock.
+its peak memory. ``modules`` are those that ``train.py`` has loaded before its first step. The ratio
+of processor seconds is less disturbed by other programs than that of the clock.
 """
 
 import os
@@ -22,6 +23,18 @@ from common import Facts, Run
 TRAIN = ("src/train.py", "--max_steps", "3", "--log_every", "1", "--resume", "never")
 FIRST_STEP = "\nstep=1 "
 TICK = os.sysconf("SC_CLK_TCK")
+# Prints the number of modules before the first step's line; a module with two names counts once.
+COUNT = """
+import runpy, sys
+def write(text, own=sys.stdout.write):
+    if text.startswith("step=1 "):
+        own(f"modules {len({*map(id, sys.modules.values())})}\\n")
+    return own(text)
+sys.stdout.write = write
+del sys.argv[0]
+sys.path.insert(0, "src")
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 def first_step(project: Path, ranks: int) -> Facts:
@@ -59,6 +72,21 @@ def whole(project: Path, *program: str) -> Facts:
     return {"seconds": seconds, "processor": processor, "mib": usage.ru_maxrss / 1024}
 
 
+def modules(project: Path) -> int:
+    """The modules that are loaded when the first step is printed."""
+    run = Run(project, ["-c", COUNT, *TRAIN, "--output_dir", "outputs-modules"]).succeed()
+    return int(re.findall(r"modules (\d+)", run.text())[-1])
+
+
+def import_lightning(project: Path, folder: Path) -> None:
+    """Let a project's files import the package lightning, which is in ``folder``."""
+    for path in (project / "src").glob("*.py"):
+        code = path.read_text()
+        path.write_text(code.replace("import pytorch_lightning as", "import lightning.pytorch as"))
+    for path in folder.resolve().glob("lightning*"):
+        (project / "src" / path.name).symlink_to(path)
+
+
 def measure(command: str, project: Path) -> Facts:
     """One start of a command of COMMANDS."""
     if command == "train.py --help":
@@ -74,6 +102,7 @@ COMMANDS = ("train.py, 1 rank", "train.py, 2 ranks", "predict.py", "train.py --h
 def main() -> int:
     parser = common.parser_of(__doc__, compares=True)
     parser.add_argument("--commands", nargs="+", choices=COMMANDS, default=COMMANDS)
+    parser.add_argument("--lightning", type=Path, help="a folder with the package lightning")
     arguments = parser.parse_args()
     if arguments.small:
         arguments.rounds = 1
@@ -81,8 +110,11 @@ def main() -> int:
     order = random.Random(0)
     with common.folder() as folder:
         projects = common.projects(folder, arguments.against)
+        if arguments.lightning:
+            import_lightning(projects["train.py"], arguments.lightning)
         for project in projects.values():  # prepare the data, train the model, read all files once
             Run(project, ["src/train.py", "--max_steps", "3", "--resume", "never"]).succeed()
+        print("modules:", {name: modules(project) for name, project in projects.items()})
         for command in arguments.commands:
             found[command] = {name: [] for name in projects}
             for _ in range(arguments.rounds):

@@ -1,13 +1,15 @@
 """The package ``lightning``, which tests need and nothing else installs.
 
-Its wheel holds pytorch_lightning and lightning_fabric under other names, so its classes are others.
+Its wheel holds pytorch_lightning and lightning_fabric under other names.
 """
 
 import importlib.util
+from importlib.metadata import version
 from pathlib import Path
 
 NAMES = {"pytorch_lightning": "lightning.pytorch", "lightning_fabric": "lightning.fabric"}
 TOP = """
+__version__ = {version!r}
 from lightning.fabric import Fabric, seed_everything
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 """
@@ -28,5 +30,12 @@ def copy_lightning(folder: Path) -> Path:
             for old, new in NAMES.items():
                 text = text.replace(old, new)
             copy.write_text(text, encoding="utf-8")
-    (folder / "lightning" / "__init__.py").write_text(TOP, encoding="utf-8")
+    write_top(folder)
     return folder
+
+
+def write_top(folder: Path, number: str = version("pytorch-lightning")) -> None:
+    """Write of the package ``lightning/__init__.py``: no other file of it is read in a project."""
+    path = folder / "lightning" / "__init__.py"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(TOP.format(version=number), "utf-8")

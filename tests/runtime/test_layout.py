@@ -24,6 +24,7 @@ LAYERS = (
     {"lazy_dynamo"},
     {"lazy_imports", "terminal"},
     {"errors", "stored_secrets"},
+    {"one_lightning"},
     {"options", "files", "hub", "parts", "tensors"},
     {"predictions"},
     {"torch_files"},
@@ -63,7 +64,7 @@ def imported(tree: ast.AST) -> Iterator[str]:
 def rooms_below(layers: tuple[set[str], ...], here: str) -> set[str]:
     """The rooms that a file of this room may import."""
     if here == "__init__":
-        return {"__version__", "lazy_imports"}
+        return {"__version__", "lazy_imports", "one_lightning"}
     (level,) = (number for number, rooms in enumerate(layers) if here in rooms)
     return {here, "__version__"}.union(*layers[:level])
 

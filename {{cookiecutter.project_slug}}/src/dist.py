@@ -16,12 +16,11 @@ smlightning.cluster reads the launchers' variables; Lightning does not.
 
 from typing import Any
 
-from pytorch_lightning.strategies import Strategy
 from smlightning.cluster.location import Cluster
 from smlightning.cluster.session import current_cluster, session
 from smlightning.cluster.sharding import ShardedStrategy
 from smlightning.cluster.smddp import SmddpStrategy
-from smlightning.cluster.strategies import ClusterStrategy, OneProcess
+from smlightning.cluster.strategies import ClusterStrategy, OneProcess, Strategy
 
 __all__ = ["get_global_rank", "get_initialization_info", "get_local_rank", "session"]
 

@@ -8,8 +8,10 @@ if sys.version_info < (3, 11):  # noqa: UP036  an older Python gets a sentence
         "environment with make setup PYTHON=python3.12"
     )
 
-from smlightning import lazy_imports
+from smlightning import lazy_imports, one_lightning
 
 __version__ = "1.1.0"
 
-lazy_imports.install()  # before Lightning is imported: in train.py, predict.py, tests, workers
+# Before Lightning is imported: in train.py, predict.py, tests, workers.
+lazy_imports.install()
+one_lightning.install()

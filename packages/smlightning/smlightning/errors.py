@@ -55,15 +55,6 @@ class UserError(Exception):
         return f"{self.problem}; {self.hint}" if self.hint else self.problem
 
 
-def other_lightning(problem: str) -> UserError:
-    """The error for a class of ``lightning``: the same library, with classes of its own."""
-    return UserError(
-        f"{problem} of the package lightning, and this project uses pytorch_lightning",
-        "in your files, write pytorch_lightning for lightning.pytorch, and "
-        "`import pytorch_lightning as L` for `import lightning as L`",
-    )
-
-
 def as_user_error(error: BaseException) -> UserError | None:
     """The error as one that the user can correct; None if it needs a stack trace."""
     if isinstance(error, UserError):
@@ -86,8 +77,6 @@ def as_user_error(error: BaseException) -> UserError | None:
     if is_lightnings or _is_raised_in(error, "_validate_condition_metric"):  # of EarlyStopping
         hint = "change the Trainer's arguments, or your methods"
         return UserError(str(error).rstrip("."), hint)
-    if "instance of `lightning.pytorch.strategies.Strategy`" in str(error):
-        return other_lightning("the Trainer is a class")
     if is_shared_memory_full(error):
         return UserError(
             f"the shared memory /dev/shm was full ({root_cause(error)})",

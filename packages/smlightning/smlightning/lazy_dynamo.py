@@ -22,16 +22,11 @@ from typing import Any
 NAME = "torch._dynamo"
 PROVEN = ("2.13.",)  # beginnings of torch's versions with which tests ran
 INDUCTOR = "torch._inductor.config"
-_RESULT = "trainer.connectors.logger_connector.result"
 # Modules that import torch._dynamo at their top, for OptimizedModule or torch.compiler.disable.
-# `lightning` is the same code under another name.
 IMPORTERS = (
     "lightning_fabric.wrappers",
     "pytorch_lightning.utilities.compile",
-    f"pytorch_lightning.{_RESULT}",
-    "lightning.fabric.wrappers",
-    "lightning.pytorch.utilities.compile",
-    f"lightning.pytorch.{_RESULT}",
+    "pytorch_lightning.trainer.connectors.logger_connector.result",
 )
 HANDLED = {NAME, INDUCTOR, *IMPORTERS}  # `loader_of` knows them
 

@@ -23,6 +23,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from smlightning.one_lightning import PAIRS
+
 PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
 PLAIN_COLLECTIONS = frozenset((list, tuple, dict))
 ENDS = PLAIN | {type}
@@ -41,7 +43,7 @@ ENTERED = (torch.nn.Module, torch.Tensor, *GENERATORS)  # also those of a packag
 LIVE = (  # the beginnings of names of modules
     *(
         f"{lightning}.{name}."
-        for lightning in ("pytorch_lightning", "lightning.pytorch", "lightning_fabric")
+        for lightning in sum(PAIRS, ())
         for name in ("trainer", "strategies", "plugins", "accelerators", "loops", "profilers",
                      "callbacks.progress", "core.optimizer", "fabric")
     ),

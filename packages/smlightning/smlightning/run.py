@@ -33,7 +33,7 @@ from smlightning.reports.profiler import NoProfiler
 from smlightning.reports.progress import ProgressReport
 from smlightning.training import rank_checks
 from smlightning.training.buckets import BucketOrder
-from smlightning.training.checks import check_complete, check_package, training_checks
+from smlightning.training.checks import check_complete, training_checks
 from smlightning.training.hangs import HangTimeout
 from smlightning.training.loaders import Loaders
 from smlightning.training.loop import ValidationSteps
@@ -163,12 +163,9 @@ class Run:
         """Train or resume, test the best weights, and save and draw them on rank 0. Collective.
 
         Raises:
-            UserError: model, data or a callback are classes of the package ``lightning``; model or
-                data lack what the best weights need; or the checkpoint to resume from belongs to
-                another run.
+            UserError: model or data lack what the best weights need, or the checkpoint to resume
+                from belongs to another run.
         """
-        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-        check_package([model, data, *callbacks])
         check_complete(model, data)
         trainer.fit(model, datamodule=data, ckpt_path=self.resume_from, weights_only=True)
         self.checkpoints.load_best_weights(model)

@@ -220,6 +220,18 @@ def test_a_wheel_of_src_has_the_hash_of_its_line(project: Project, simple: str) 
         assert levels(found) == ["error", "skipped"]
 
 
+def test_the_pins_of_both_lightnings_are_equal(project: Project) -> None:
+    (project.src / "model.py").write_text("import lightning as L\n")
+    pin = f"%s==2.6.6 --hash=sha256:{'0' * 64}\n"
+    for name, version, expected in (("lightning", "2.6.6", 0), ("lightning", "2.7.0", 1)):
+        line = (pin % name).replace("2.6.6", version)
+        project.requirements.write_text(line + pin % "pytorch-lightning")
+        assert not list(imports.imports(JOB, project))
+        found = list(requirements.lightnings(JOB, project))
+        assert levels(found) == ["error"] * expected
+    assert "write lightning==2.6.6 in src/requirements.in" in found[0].hint
+
+
 def test_an_import_that_nobody_provides_is_an_error(project: Project) -> None:
     (project.src / "models").mkdir()
     (project.src / "models" / "__init__.py").touch()

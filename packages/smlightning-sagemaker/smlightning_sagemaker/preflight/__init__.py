@@ -39,6 +39,7 @@ def packages(job: Job, request: dict[str, Any], project: Project) -> Iterator[Fi
     """requirements.txt keeps the image's torch, and has what src/ imports."""
     yield from requirements.replacing(job, project)
     yield from requirements.unlocked(job, project)
+    yield from requirements.lightnings(job, project)
     yield from requirements.wheels(job, project)
     yield from imports.imports(job, project)
 

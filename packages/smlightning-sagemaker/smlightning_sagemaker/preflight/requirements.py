@@ -148,6 +148,17 @@ def unlocked(job: Job, project: Project) -> Iterator[Finding]:
             yield error(key, f'{key_of(project)} has no package for "{line}"', "run make lock")
 
 
+def lightnings(job: Job, project: Project) -> Iterator[Finding]:
+    """The pins of lightning and pytorch-lightning are equal, as smlightning.one_lightning needs."""
+    listed = [found for _, found in wanted(job, project.requirements)]
+    pins = {str(canonicalize_name(each.name)): str(each.specifier) for each in listed}
+    found, expected = pins.get("lightning"), pins.get("pytorch-lightning")
+    if found and expected and found != expected:
+        problem = f"lightning{found} is not the version of pytorch-lightning{expected}"
+        hint = f"write lightning{expected} in src/requirements.in, and run make lock"
+        yield error(key_of(project), problem, hint)
+
+
 def wheels(job: Job, project: Project) -> Iterator[Finding]:
     """Wheels that requirements.txt names by a path in src/: each is there, with its hash."""
     for line, found in wanted(job, project.requirements):

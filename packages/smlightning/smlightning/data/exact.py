@@ -37,7 +37,7 @@ from smlightning.data import rng
 from smlightning.errors import UserError
 from smlightning.tensors import samples_of
 
-LIBRARIES = ("torch", "torchdata", "pytorch_lightning", "lightning_fabric")
+LIBRARIES = ("torch", "torchdata", "pytorch_lightning", "lightning_fabric", "lightning")
 # Their order depends on nothing but the random numbers before it, and on set_epoch.
 WITHOUT_MEMORY = (
     BatchSampler, DistributedSampler, RandomSampler, SequentialSampler, SubsetRandomSampler,

@@ -81,9 +81,10 @@ SILENCED = (
 
 def quiet() -> None:
     """Silence Lightning's usual messages, except those of its callbacks and profilers."""
-    logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
-    for spoken in ("callbacks", "profilers"):
-        logging.getLogger(f"pytorch_lightning.{spoken}").setLevel(logging.INFO)
+    for library in ("pytorch_lightning", "lightning.pytorch"):  # one_lightning.py: either is real
+        logging.getLogger(library).setLevel(logging.WARNING)
+        for spoken in ("callbacks", "profilers"):
+            logging.getLogger(f"{library}.{spoken}").setLevel(logging.INFO)
     for message in SILENCED:
         warnings.filterwarnings("ignore", message)
     threading.excepthook = _print_thread_exception

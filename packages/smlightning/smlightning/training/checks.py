@@ -3,7 +3,7 @@
 import difflib
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytorch_lightning as pl
@@ -12,7 +12,7 @@ from pytorch_lightning.utilities.model_helpers import is_overridden
 from torchmetrics import Metric
 
 from smlightning.data.workers import LostBatches
-from smlightning.errors import UserError, other_lightning
+from smlightning.errors import UserError
 from smlightning.training.rank_checks import DividedData, DividedStream, EqualRanks, SharedMetrics
 
 
@@ -31,19 +31,6 @@ def training_checks(data_divided: bool = True) -> list[pl.Callback]:
         LostBatches(),
     ]
     return [DividedData(), *checks] if data_divided else checks
-
-
-def check_package(parts: Iterable[object]) -> None:
-    """Reject models, data modules and callbacks of the package ``lightning``.
-
-    Lightning's checks do not know them as theirs: they end in a stack trace, or not at all.
-
-    Raises:
-        UserError: a part's class derives from one of ``lightning``.
-    """
-    for part in parts:
-        if any(kind.__module__.startswith("lightning.") for kind in type(part).__mro__):
-            raise other_lightning(f"{type(part).__name__} derives from a class")
 
 
 def check_complete(model: pl.LightningModule, data: pl.LightningDataModule) -> None:

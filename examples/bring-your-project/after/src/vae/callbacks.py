@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import numpy as np
-import pytorch_lightning as L
 import torch
-from pytorch_lightning.callbacks import Callback
+from lightning.pytorch.callbacks import Callback
 
 
 class EMA(Callback):

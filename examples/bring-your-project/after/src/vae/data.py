@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import numpy as np
-import pytorch_lightning as L
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, TensorDataset, random_split
 

@@ -1,10 +1,9 @@
-# mypy: ignore-errors
 """A variational autoencoder; windows that it reconstructs badly are faulty."""
 
 import itertools
 from typing import Any
 
-import pytorch_lightning as L
+import lightning as L
 import torch
 from torch import nn
 from torchmetrics.classification import BinaryAUROC
