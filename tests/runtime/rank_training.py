@@ -224,6 +224,14 @@ def ranks(body: Any, folder: Path, world_size: int, **options: Any) -> list[Reco
     return run_ranks(functools.partial(body, **options), folder, world_size, ended)
 
 
+class Positional(Rows):
+    """A loader whose arguments are positions, as chemprop's build_dataloader makes it."""
+
+    def train_dataloader(self) -> DataLoader:
+        sampler = SubsetRandomSampler(range(ROWS)) if self.kind == "sampler" else None
+        return DataLoader(Noisy(), SIZE, sampler is None, sampler)
+
+
 class NoisyLine(small_training.Line):
     """Learns from random numbers, so that each of them changes its weights."""
 
