@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytorch_lightning as pl
 import torch
+import torchmetrics
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -224,6 +225,14 @@ def ranks(body: Any, folder: Path, world_size: int, **options: Any) -> list[Reco
     return run_ranks(functools.partial(body, **options), folder, world_size, ended)
 
 
+class Positional(Rows):
+    """A loader whose arguments are positions, as chemprop's build_dataloader makes it."""
+
+    def train_dataloader(self) -> DataLoader:
+        sampler = SubsetRandomSampler(range(ROWS)) if self.kind == "sampler" else None
+        return DataLoader(Noisy(), SIZE, sampler is None, sampler)
+
+
 class NoisyLine(small_training.Line):
     """Learns from random numbers, so that each of them changes its weights."""
 
@@ -256,6 +265,54 @@ def train_with_train_py(
     owner.load().data.Data, owner.load().model.Model = Data, NoisyLine
     train_py.MONITOR, train_py.MODE = "val/loss", "min"
     recording.train(write, {"epochs": 2, "checkpoint_steps": 1, "batch_size": SIZE}, kill_at)
+
+
+class WithoutSync(small_training.Line):
+    """As a library's model on one rank: each rank logs its own values."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", self.loss(batch))
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.log_dict({"test_loss": self.loss(batch)})
+
+
+class WithSync(WithoutSync):
+    """A class of the project's own around it, as in docs/model.md."""
+
+    def log(self, name: str, value: Any, **options: Any) -> None:
+        super().log(name, value, **{**options, "sync_dist": not self.trainer.training})
+
+
+class LossIsAMetric(WithoutSync):
+    """As chemprop's: metrics are logged as they are, for each step, too."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.criterion = torchmetrics.MeanMetric()
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.criterion(loss.detach())
+        self.log("train_loss", self.criterion, on_epoch=True)
+        self.log("train_metric", self.criterion)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.error(self.loss(batch))
+        self.log("val_loss", self.error)
+
+    test_step = small_training.Line.test_step  # warns of test/loss
+
+
+LIBRARIES = {each.__name__: each for each in (WithoutSync, WithSync, LossIsAMetric)}
+
+
+def train_a_librarys_model(write: Callable[[Record], Any], name: str) -> None:
+    train_py = owner.load().train
+    owner.load().data.Data, owner.load().model.Model = small_training.Numbers, LIBRARIES[name]
+    train_py.MONITOR, train_py.MODE = "val_loss", "min"
+    recording.train(write, {"epochs": 2, "batch_size": small_training.SIZE}, 0)
 
 
 class OtherLabels(Rows):

@@ -9,9 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lightning_fabric.utilities.data import _replace_dunder_methods
+from lightning_fabric.utilities.exceptions import (
+    MisconfigurationException as MisconfigurationError,
+)
 from pytorch_lightning.trainer.connectors.data_connector import _DataConnector
 from pytorch_lightning.trainer.states import RunningStage, TrainerFn
 from torch.distributed import DistBackendError, DistNetworkError, DistStoreError
+from torch.nn import functional
 from torch.utils.data import BatchSampler, DataLoader, Sampler, SequentialSampler
 
 from smlightning import errors
@@ -163,6 +168,60 @@ def wrong() -> None:
     raise RuntimeError("2 sizes\nof tensors")
 
 
+DOUBLE = torch.ones(4, 3, dtype=torch.float64)
+CLASSES = torch.tensor([0, 1, 2, 3])
+
+
+def double_target() -> None:
+    probability = torch.full((4,), 0.5, requires_grad=True)
+    functional.binary_cross_entropy(probability, DOUBLE[:, 0]).backward()
+
+
+MISTAKES: list[tuple[Callable[[], Any], str]] = [
+    (lambda: torch.nn.Linear(3, 2)(DOUBLE), "float32"),
+    (lambda: torch.nn.Linear(3, 2, bias=False)(DOUBLE), "float32"),
+    (lambda: torch.nn.Conv1d(4, 2, 1)(DOUBLE), "float32"),
+    (lambda: torch.nn.Conv1d(4, 2, 1, bias=False)(DOUBLE), "float32"),
+    (lambda: torch.nn.LSTM(3, 2)(DOUBLE), "float32"),
+    (lambda: torch.nn.LayerNorm(3)(DOUBLE), "float32"),
+    (double_target, "float32"),
+    (lambda: torch.nn.Linear(3, 2)(DOUBLE.long()), "float()"),
+    (lambda: functional.cross_entropy(DOUBLE, torch.ones(4)), "label.long()"),
+    (lambda: functional.cross_entropy(DOUBLE, CLASSES), "count labels and ids from 0"),
+    (lambda: functional.cross_entropy(DOUBLE, CLASSES - 1), "count labels and ids from 0"),
+    (lambda: functional.one_hot(CLASSES, 3), "count labels and ids from 0"),
+    (lambda: torch.nn.Embedding(3, 2)(CLASSES), "count labels and ids from 0"),
+    (lambda: torch.nn.EmbeddingBag(3, 2)(CLASSES[None]), "count labels and ids from 0"),
+    (lambda: torch.ones(4, requires_grad=True).backward(), "losses.mean()"),
+    (lambda: torch.ones(()).backward(), "detach()"),
+]
+
+
+@pytest.mark.parametrize(("mistake", "hint"), MISTAKES)
+def test_what_torch_says_of_a_mistake_in_data_or_model_has_a_hint(
+    mistake: Callable[[], Any], hint: str
+) -> None:
+    with pytest.raises(Exception) as caught:
+        mistake()
+    error = as_user_error(caught.value)
+    assert error and hint in error.hint
+    assert error.problem.startswith("test_errors.py:"), "the user's line"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="it works with a GPU")
+@pytest.mark.parametrize("move", [torch.ones(1).cuda, lambda: torch.ones(1, device="cuda:0")])
+def test_a_device_in_a_model_has_a_hint(move: Callable[[], Any]) -> None:
+    with pytest.raises((AssertionError, RuntimeError)) as caught:
+        move()
+    error = as_user_error(caught.value)
+    assert error and "leave devices to Lightning" in error.hint
+
+
+def test_a_label_out_of_range_on_a_gpu_has_a_hint() -> None:
+    error = as_user_error(RuntimeError("CUDA error: device-side assert triggered\nCUDA kernel"))
+    assert error and "count labels" in error.hint
+
+
 def test_a_lost_connection_to_a_loaders_worker_is_a_sentence() -> None:
     """It comes before torch notices that the worker was killed."""
 
@@ -206,28 +265,39 @@ class Unsized(Sampler):
         yield 0
 
 
-def divided(**options: Any) -> None:
-    """What Lightning does with a loader on two ranks."""
+def divided(make: Callable[[], DataLoader]) -> None:
+    """What Lightning does on two ranks with a loader that a hook makes."""
     ranks = {"num_replicas": 2, "rank": 0}
     accelerators = SimpleNamespace(use_distributed_sampler=True, is_distributed=True)
     trainer: Any = SimpleNamespace(
         _accelerator_connector=accelerators, distributed_sampler_kwargs=ranks, overfit_batches=0,
         state=SimpleNamespace(fn=TrainerFn.FITTING),
     )  # fmt: skip
-    loader: Any = DataLoader(range(8), **options)  # type: ignore[arg-type]
+    with _replace_dunder_methods(DataLoader, "dataset"):
+        loader = make()
     _DataConnector(trainer)._prepare_dataloader(loader, True, RunningStage.TRAINING)
 
 
+ROWS: Any = range(8)
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("make", "hint"),
     [
-        {"batch_sampler": PairsOfLengths([1, 2])},
-        {"batch_sampler": [[0, 1], [2, 3]]},
-        {"sampler": Unsized()},
+        (
+            lambda: DataLoader(ROWS, batch_sampler=PairsOfLengths([1, 2])),
+            "use_distributed_sampler=False",
+        ),
+        (lambda: DataLoader(ROWS, batch_sampler=[[0, 1], [2]]), "use_distributed_sampler=False"),
+        (lambda: DataLoader(ROWS, sampler=Unsized()), "use_distributed_sampler=False"),
+        (lambda: DataLoader(ROWS, 2, True), "not as positional arguments, or make the loader in"),
+        (lambda: DataLoader(ROWS, 2, False, SequentialSampler(ROWS)), "run.resumable"),
     ],
 )
-def test_a_loader_that_lightning_cannot_divide_is_a_sentence(options: dict[str, Any]) -> None:
-    with pytest.raises(TypeError) as raised:
-        divided(**options)
+def test_a_loader_that_lightning_cannot_divide_is_a_sentence(
+    make: Callable[[], DataLoader], hint: str
+) -> None:
+    with pytest.raises((TypeError, MisconfigurationError)) as raised:
+        divided(make)
     error = as_user_error(raised.value)
-    assert error and "use_distributed_sampler=False" in error.hint
+    assert error and hint in error.hint

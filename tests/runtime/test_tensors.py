@@ -1,18 +1,57 @@
 """The number of samples in a batch, and the content of each, for batches of any form."""
 
-from collections import OrderedDict, UserDict
+import dataclasses
+from collections import OrderedDict, UserDict, deque
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from transformers import BatchEncoding
 
-from smlightning.tensors import digest, samples, samples_of
+from smlightning.tensors import digest, leaves, samples, samples_of
 
 IMAGES = torch.arange(12.0).reshape(3, 2, 2)
 LABELS = torch.tensor([1, 0, 1])
 BOXES = [{"boxes": torch.ones(2, 4), "size": torch.ones(2)} for _ in range(3)]
+
+
+@dataclasses.dataclass
+class Plain:
+    image: Any
+    label: Any
+
+
+@dataclasses.dataclass(slots=True)
+class Molecules:
+    """As BatchMolGraph of chemprop: slots, one of them private, and one that is never set."""
+
+    atoms: Any
+    unset: Any = dataclasses.field(init=False)
+    __size: int = dataclasses.field(default=3)
+
+
+class Named(NamedTuple):
+    molecules: Any
+    extra: Any
+    label: Any
+
+
+class Slots:
+    __slots__ = "image"
+
+    def __init__(self, image: Any) -> None:
+        self.image = image
+
+
+class SlotsAndMore(Slots):
+    """A class without ``__slots__`` below one with them."""
+
+    def __init__(self, image: Any, label: Any) -> None:
+        super().__init__(image)
+        self.label = label
 
 
 def graphs() -> Any:
@@ -41,6 +80,14 @@ BATCHES = {
     "boxes of each sample": ({"pixel_values": IMAGES, "labels": BOXES}, 3),
     "graphs": (graphs(), 2),
     "a sparse tensor": ([IMAGES.to_sparse()], 3),
+    "a dataclass": (Plain(IMAGES, LABELS), 3),
+    "slots": (Slots(IMAGES), 3),
+    "slots and attributes": (SlotsAndMore(IMAGES, LABELS), 3),
+    "a named tuple": (Named(Molecules(torch.ones(7, 2)), None, LABELS), 3),
+    "a tokenizer's batch": (BatchEncoding({"input_ids": IMAGES, "attention_mask": IMAGES}), 3),
+    "nested lists": ([[[IMAGES, LABELS]]], 3),
+    "a deque": (deque([IMAGES]), 3),
+    "arrays": ((IMAGES.numpy(), {"label": LABELS.numpy()}), 3),
     "no tensor": ({"text": ["one", "two"], "n": 2}, 0),
     "nothing": (None, 0),
 }
@@ -69,14 +116,43 @@ def test_a_batch_without_columns_shows_no_samples(name: str) -> None:
     assert samples(BATCHES[name][0]) == []
 
 
-def test_a_batch_is_searched_to_a_limit() -> None:
+def test_a_batch_of_any_depth_has_contents_and_a_cycle_ends() -> None:
     batch: Any = IMAGES
-    for _ in range(12):
+    for _ in range(2000):
         batch = OrderedDict(inner=batch)
-    assert samples_of(batch) == 0 and samples(batch) == []
+    assert samples_of(batch) == len(samples(batch)) == 3
     loop: list[Any] = []
     loop.append(loop)
     assert samples_of(loop) == 0
+    parent = SimpleNamespace(image=IMAGES)
+    parent.child = SimpleNamespace(parent=parent, label=LABELS)
+    assert [len(each) for each in leaves(parent)] == [3, 3]
+
+
+def changed(image: Tensor) -> list[Any]:
+    """Batches of one image, whose forms differ."""
+    label = torch.tensor([1])
+    return [
+        Plain(image, label),
+        Slots(image),
+        SlotsAndMore(image, label),
+        Named(Molecules(image), "text", label),
+        BatchEncoding({"input_ids": image}),
+        deque([[image]]),
+        {"set": {image}},
+        image.numpy(),
+        np.array([str(image)]),
+        torch.nested.nested_tensor([label, image[0]], layout=torch.jagged),
+        image.to_sparse(),
+        image.to_sparse_csr(),
+    ]
+
+
+def test_batches_of_other_contents_have_other_digests() -> None:
+    image = torch.tensor([[1, 0], [0, 2]])
+    pairs = zip(changed(image), changed(image), changed(3 * image), strict=True)
+    for one, equal, other in pairs:
+        assert digest(one) == digest(equal) != digest(other), one
 
 
 def test_only_the_highest_tensors_are_visited() -> None:

@@ -100,6 +100,7 @@ def owners(trainer: pl.Trainer) -> dict[str, Any]:
         "_accelerator_connector": trainer,
         "_last_train_dl_reload_epoch": fit_loop,
         # torchmetrics: training/metrics.py, training/loop.py
+        "_computed": metric,
         "_defaults": metric,
         "_reductions": metric,
         "_update_count": metric,

@@ -253,3 +253,15 @@ def test_make_lock_uses_the_index_of_pip(tmp_path: Path) -> None:
     ended = fresh.run(*command, "ARGS=--upgrade-package rich", check=False, **variables)
     assert ended.returncode and nobody in ended.stderr
     assert fresh.read("src/requirements.txt") == before
+
+
+def test_a_failed_lock_shows_the_pinned_lines_that_prevent_it(tmp_path: Path) -> None:
+    """Without an index, uv finds no version of any line."""
+    fresh = bake(tmp_path)
+    command = ("make", "lock", f"VENV={ENVIRONMENT}", "-o", f"{ENVIRONMENT}/.lock")
+    ended = fresh.run(*command, "ARGS=--no-index", check=False)
+    (error,) = [line for line in ended.stderr.splitlines() if line.startswith("error: no versions")]
+    lines = fresh.read("src/requirements.in").splitlines()
+    shown = re.findall(r"; line (\d+): (.*?)(?=; line|$)", error)
+    assert ended.returncode and shown
+    assert all("==" in text and lines[int(number) - 1] == text for number, text in shown)

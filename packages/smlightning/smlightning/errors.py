@@ -32,6 +32,40 @@ CUDA_OUT_OF_MEMORY = (
     r"CUDA error: out of memory|CU[A-Z]+_STATUS_ALLOC_FAILED|Cuda failure.*'out of memory'"
 )
 
+# What torch says about mistakes in data and model, and what to do.
+EXPLAINED = (
+    (
+        r"same d(ata)?type|Input type .*should be the same|expected scalar type|Found dtype"
+        r"|does not match weight dtype|Type promoting",
+        "give the model float32: torch.as_tensor(values, dtype=torch.float32) in your data, since "
+        "numpy and pandas make float64, and x.float() for whole numbers",
+    ),
+    (
+        r"expected target dtype to be Long|can't be cast to the desired output type Long",
+        "cross_entropy takes classes as label.long(), and losses of one output take label.float()",
+    ),
+    (
+        r": Target -?\d+ is out of bounds|target out of range|Class values must be"
+        r"|device-side assert|index out of range in self|Index \d+ of input takes value",
+        "count labels and ids from 0, and give the layer as many classes, or the embedding as many "
+        "rows, as the data has",
+    ),
+    (
+        r"grad can be implicitly created only for scalar outputs",
+        "return one number from training_step, as losses.mean()",
+    ),
+    (
+        r"element 0 of tensors does not require grad",
+        "compute the loss from trained weights, without detach(), item() or no_grad() on the way",
+    ),
+    (
+        r"not compiled with CUDA|Found no NVIDIA driver|No CUDA GPUs|'_cuda_setDevice'"
+        r"|CUDA generator without|tensors to be on the same device|not on the expected device",
+        "leave devices to Lightning: write no .cuda(), make tensors with device=self.device, and "
+        "keep constants by self.register_buffer",
+    ),
+)
+
 
 class UserError(Exception):
     """An error that the user can correct.
@@ -62,10 +96,18 @@ def as_user_error(error: BaseException) -> UserError | None:
     if isinstance(error, BrokenPipeError):
         return UserError("the program that reads standard output has ended", RESUME)
     if _is_raised_in(error, "_prepare_dataloader"):  # of Lightning's data connector
-        return UserError(
-            f"Lightning cannot divide your loader among the ranks ({root_cause(error)[:120]}…)",
+        reason = root_cause(error)
+        hint = (
             "let its sampler give each rank its own part, by dist.get_global_rank(), and pass "
-            "Trainer(use_distributed_sampler=False) in src/train.py",
+            "Trainer(use_distributed_sampler=False) in src/train.py"
+        )
+        if "multiple values for argument" in reason:
+            hint = (
+                "write data = run.resumable(Data(...)) in src/train.py; or pass shuffle and "
+                "sampler by name, not as positional arguments, or make the loader in setup()"
+            )
+        return UserError(
+            f"Lightning cannot divide your loader among the ranks ({reason[:120]}…)", hint
         )
     if isinstance(error, AttributeError) and _is_of_logger(type(error.obj)):
         return UserError(
@@ -106,7 +148,9 @@ def as_user_error(error: BaseException) -> UserError | None:
     if "Error(s) in loading state_dict" in str(error) and _is_raised_in(error, "restore_model"):
         hint = "restore the old architecture to resume, or train from the start with --resume never"
         return UserError(str(error), hint)
-    return None
+    line = described(error)
+    hints = (hint for words, hint in EXPLAINED if re.search(words, line))
+    return next((UserError(line, hint) for hint in hints), None)
 
 
 def _is_of_logger(kind: type) -> bool:

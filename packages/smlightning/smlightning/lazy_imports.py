@@ -22,7 +22,7 @@ from typing import Any
 
 from smlightning import lazy_dynamo
 
-PROVEN = ("1.9.",)  # beginnings of torchmetrics' versions
+PROVEN = ("1.8.", "1.9.")  # beginnings of torchmetrics' versions
 PLOT = "torchmetrics.utilities.plot"
 LAZY = (
     "torchmetrics",

@@ -6,15 +6,15 @@ Imports only torch: the processes of a rehearsal, which may lack this package, g
 import copy
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from types import MemberDescriptorType, ModuleType
 from typing import Any
 
 import torch
 
 CHUNK = 2**22  # numbers added up at a time
 PART = 1024  # numbers of a tensor whose checksum stands for all
-DEPTH = 10  # levels of a batch
-LEAVES = torch.Tensor | str | bytes | int | float
+LEAVES = torch.Tensor | str | bytes | int | float | range
 
 
 def checksums(tensors: Iterable[torch.Tensor]) -> list[int]:
@@ -52,21 +52,67 @@ def checksums_of_parts(tensors: Iterable[torch.Tensor]) -> list[int]:
     return checksums(tensor.detach().flatten()[:PART] for tensor in local)
 
 
-def leaves(item: Any, depth: int = 0) -> Iterator[Any]:
-    """The tensors, numbers and strings in a batch, up to ten levels deep."""
-    if isinstance(item, LEAVES):
-        yield item
-    elif depth < DEPTH:
-        for part in _parts(item):
-            yield from leaves(part, depth + 1)
+def leaves(item: Any) -> Iterator[Any]:
+    """The tensors, numbers and strings in a batch of any form."""
+    return (each for each in objects(item, _parts) if isinstance(each, LEAVES))
+
+
+def objects(item: Any, parts: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:
+    """An object and all objects in it, in order; each collection once, so that a cycle ends."""
+    seen: dict[int, Any] = {}  # keeps them, so that no id is used again
+    stack = [item]
+    while stack:
+        each = stack.pop()
+        if isinstance(each, LEAVES):
+            yield each
+        elif id(each) not in seen:
+            seen[id(each)] = each
+            yield each
+            stack.extend(reversed([*parts(each)]))
 
 
 def _parts(item: Any) -> Iterable[Any]:
-    """The items of a collection, or an object's attributes; none of a leaf."""
-    if isinstance(item, LEAVES):
+    """The items of a collection, an array as a tensor, or an object's attributes; none of a leaf.
+
+    TensorDict and BatchEncoding are mappings.
+    """
+    if isinstance(item, LEAVES | type | ModuleType):
         return ()
-    parts = item if isinstance(item, Mapping | list | tuple) else getattr(item, "__dict__", ())
-    return parts.values() if isinstance(parts, Mapping) else parts
+    if isinstance(item, Mapping):
+        return item.values()
+    if isinstance(item, Sequence):
+        return item
+    if isinstance(item, Set):
+        return sorted(item, key=repr)
+    if hasattr(type(item), "__array__") or hasattr(type(item), "__array_interface__"):
+        return (_from_array(item),)
+    return attributes(item)
+
+
+def attributes(item: Any) -> list[Any]:
+    """The values of an object's attributes, those of ``__slots__`` first."""
+    slots = [
+        slot
+        for kind in reversed(type(item).__mro__)
+        if "__slots__" in vars(kind)
+        for slot in vars(kind).values()
+        if isinstance(slot, MemberDescriptorType)
+    ]
+    missing = object()  # a slot that was never set
+    values = [getattr(item, slot.__name__, missing) for slot in slots]
+    named = getattr(item, "__dict__", {})
+    return [*(value for value in values if value is not missing), *named.values()]
+
+
+def _from_array(item: Any) -> Any:
+    """A tensor of numpy's, pandas' or Pillow's numbers; a list of other items."""
+    import numpy as np
+
+    array = np.array(item, order="C")  # a copy: torch warns of one that cannot be written
+    try:
+        return torch.from_numpy(array)
+    except TypeError:  # texts, dates, objects
+        return array.tolist()
 
 
 def samples_of(batch: Any) -> int:
@@ -80,12 +126,14 @@ def samples_of(batch: Any) -> int:
     graphs = getattr(batch, "num_graphs", None)
     if isinstance(graphs, int):
         return graphs
-    level = [batch]
-    for _ in range(DEPTH):
+    level, seen = [batch], {id(batch): batch}
+    while level:
         tensors = [item for item in level if isinstance(item, torch.Tensor) and item.dim()]
         if tensors:
             return Counter(map(len, tensors)).most_common(1)[0][0]
-        level = [part for item in level for part in _parts(item)]
+        found = {id(part): part for item in level for part in _parts(item)}
+        level = [part for part in found.values() if id(part) not in seen]
+        seen |= found
     return 0
 
 
@@ -110,14 +158,25 @@ def digest(batch: Any) -> int:
     """
     content = hashlib.blake2b(digest_size=6)
     for item in leaves(batch):
-        if isinstance(item, torch.Tensor) and item.layout == torch.strided and not item.is_nested:
-            whole = item.full_tensor() if hasattr(item, "full_tensor") else item
+        if not isinstance(item, torch.Tensor):
+            content.update(repr(item).encode())
+            continue
+        for part in _strided(item):
+            whole = part.full_tensor() if hasattr(part, "full_tensor") else part
             tensor = whole.detach().cpu()
             content.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
             content.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-        else:
-            content.update(repr(item).encode())
     return int.from_bytes(content.digest(), "big")
+
+
+def _strided(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+    """The ordinary tensors that a nested or a sparse one is made of."""
+    if tensor.is_nested:
+        return tensor.unbind()
+    if tensor.layout == torch.strided:
+        return (tensor,)
+    sparse = tensor.detach().to_sparse_coo().coalesce()
+    return sparse.indices(), sparse.values()
 
 
 def transform(state: Any, change: Callable[[Any, str], Any], place: str = "") -> Any:

@@ -1,9 +1,14 @@
 """Mistakes that show in training end in one sentence and a status, not in a stack trace."""
 
+import dataclasses
 import os
+import re
 import subprocess
 import sys
+from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -78,6 +83,112 @@ class Unregistered(Line):
     def __init__(self, **options: Any) -> None:
         super().__init__()
         self.more = [torch.nn.Linear(1, 1)]
+
+
+@dataclasses.dataclass
+class Pair:
+    first: Any
+    second: Any = None
+
+
+class Helper:
+    """A class of the project that is no torch.nn.Module."""
+
+    def __init__(self) -> None:
+        self.head = torch.nn.Linear(1, 1)
+
+
+def layer() -> torch.nn.Linear:
+    return torch.nn.Linear(1, 1)
+
+
+def holding(value: Callable[[Any], Any]) -> type:
+    """A model with an attribute that torch does not look into."""
+
+    class Holding(Line):
+        def __init__(self, **options: Any) -> None:
+            super().__init__()
+            self.heads = value(self)
+
+    return Holding
+
+
+class Cyclic:
+    def __init__(self) -> None:
+        self.itself = self
+        self.layers = (layer(),)
+
+
+HIDDEN = [
+    (holding(lambda _: {"spend": layer()}), "heads is a plain dict of layers", "ModuleDict"),
+    (holding(lambda _: (layer(),)), "heads is a plain tuple of layers", "ModuleList"),
+    (holding(lambda _: {layer()}), "heads is a plain set of layers", "ModuleList"),
+    (holding(lambda _: {"a": [1, {"b": layer()}]}), "heads is a plain dict", "ModuleDict"),
+    (holding(lambda _: OrderedDict(a=layer())), "heads is a plain OrderedDict", "ModuleDict"),
+    (holding(lambda _: Pair(1, layer())), "heads is a plain Pair of layers", "torch.nn.Module"),
+    (holding(lambda _: SimpleNamespace(a=layer())), "heads is a plain SimpleN", "torch.nn.Module"),
+    (holding(lambda _: Helper()), "heads is a plain Helper of layers", "torch.nn.Module"),
+    (holding(lambda _: Cyclic()), "heads is a plain Cyclic of layers", "torch.nn.Module"),
+    (holding(lambda _: [torch.nn.Parameter(torch.ones(1))]), "heads is a plain", "ParameterList"),
+    (holding(lambda self: [self.net, layer()]), "heads is a plain list", "requires_grad_(False)"),
+]
+
+
+@pytest.mark.parametrize(("model", "problem", "hint"), HIDDEN)
+def test_layers_that_torch_does_not_see_end_the_run_before_the_first_step(
+    model: type, problem: str, hint: str, main: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(model) == 1
+    captured = capsys.readouterr()
+    assert f"error: {problem}" in captured.err and hint in captured.err
+    assert "step=" not in captured.out
+
+
+class Scorer(torchmetrics.Metric):
+    """A metric with a network of its own, as BERTScore."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = layer()
+        self.add_state("total", torch.zeros(()), "sum")
+
+    def update(self) -> None:
+        pass
+
+    def compute(self) -> torch.Tensor:
+        return self.total
+
+
+class Lazy(Line):
+    """Layers of which the first batch decides the size; the optimizer has them."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.net = torch.nn.Sequential(torch.nn.LazyLinear(4), torch.nn.LazyLinear(1))
+
+
+def hide(model: Any) -> None:
+    vars(model)["teacher"] = layer()
+
+
+RIGHT = [
+    holding(lambda self: [*self.net]),  # other names of registered layers
+    holding(lambda self: {"all": self, "again": [self.net]}),
+    holding(lambda _: {"teacher": layer().requires_grad_(False)}),
+    holding(lambda _: [Scorer(), torchmetrics.MetricCollection([Scorer()])]),
+    holding(lambda _: torch.nn.ModuleList([Scorer()])),
+    holding(lambda _: {"options": [1, "two", None, torch.zeros(2)], "class": torch.nn.Linear}),
+    holding(hide),
+    Lazy,
+]
+
+
+@pytest.mark.parametrize("model", RIGHT)
+def test_frozen_shared_and_lazy_layers_and_metrics_train_without_a_word(
+    model: type, fit: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(model, epochs=1)
+    assert not re.findall("^warning.*", capsys.readouterr().err, re.M)
 
 
 class Wrong(Line):
@@ -277,9 +388,44 @@ class Shared(Line):
         return loss
 
 
+class OfOneBatch(Line):
+    """The loss is a metric, of which only the value of a batch is used, as pytorch-forecasting's.
+
+    Its sum goes on through all stages, and nobody asks for it.
+    """
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        self.error(loss.detach())
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val/loss", self.error(self.loss(batch)))
+
+
+class OfCollections(OfOneBatch):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.error: Any = torchmetrics.MetricCollection([torchmetrics.MeanMetric()])
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val/loss", self.error(self.loss(batch))["MeanMetric"])
+
+
+class NeverResetCollection(OfCollections):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.error.update(self.loss(batch))
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("val/loss", self.error.compute()["MeanMetric"])
+
+
 @pytest.mark.parametrize(
     ("model", "warning"),
     [
+        (OfOneBatch, ""),
+        (OfCollections, ""),
+        (NeverResetCollection, "warning: error.MeanMetric is not reset before the validation"),
         (Replaced, LEFT_OUT),
         (Unstepped, "warning: no learning rate scheduler was stepped"),
         (Stepped, ""),

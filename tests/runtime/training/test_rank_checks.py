@@ -18,6 +18,7 @@ from rank_training import (
     make_mistake,
     ranks,
     start_differently,
+    train_a_librarys_model,
     train_here,
     train_own_division,
 )
@@ -55,6 +56,28 @@ def test_a_mistake_on_two_ranks_ends_both_in_one_sentence(name: str, tmp_path: P
         ["train/own", "val/own"] if name == "none" else [""]
     ), "once"
     assert not warned[1], "only rank 0 warns"
+
+
+@pytest.mark.parametrize(
+    ("model", "warned"),
+    [
+        ("WithoutSync", ["val_loss", "test_loss"]),
+        ("WithSync", []),
+        ("LossIsAMetric", ["test/loss"]),
+    ],
+)
+def test_a_librarys_model_trains_however_it_logs(
+    model: str, warned: list[str], tmp_path: Path
+) -> None:
+    """A metric of each rank's own is one warning; a torchmetrics metric is none."""
+    one, other = ranks(train_a_librarys_model, tmp_path, 2, name=model)
+    assert re.findall("^warning: (.*?): each rank", one["log"], re.M) == warned
+    assert "warning" not in other["log"]
+    assert one["best"] == other["best"]
+    value = one["metrics"]["test/loss" if model == "LossIsAMetric" else "test_loss"]
+    assert one["log"].splitlines()[-1].endswith(f" {value:.4f}")
+    if model == "WithSync":
+        assert one["validated"] == other["validated"] and one["metrics"] == other["metrics"]
 
 
 @pytest.mark.parametrize(
@@ -141,24 +164,18 @@ def test_ranks_with_the_same_batches_are_listed(other_ranks: list[list[float]]) 
 @pytest.mark.parametrize(
     ("other", "equal"), [(0.5, True), (0.5001, True), (0.51, False), (math.nan, False)]
 )
-def test_a_metric_that_differs_on_one_rank_is_an_error_before_training_and_a_warning_later(
-    other: float, equal: bool, monkeypatch: pytest.MonkeyPatch, capsys: Any
+def test_a_metric_that_differs_on_one_rank_is_described(
+    other: float, equal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = torch.tensor([[0.5], [0.5], [other]], dtype=torch.float64)
     monkeypatch.setattr(collectives, "from_each_rank", lambda _: values)
     monkeypatch.setattr(collectives, "differ", lambda *_: False)  # all log the same metrics
     monkeypatch.setattr(collectives, "any_rank", lambda mine: mine or not equal)  # rank 2 sees it
-    assert rank_checks.equal_on_ranks("val/x", 0.5, check=False) == 0.5
-    warned = capsys.readouterr().err
-    if equal:
-        assert rank_checks.equal_on_ranks("val/x", 0.5, check=True) == 0.5 and not warned
-        return
-    with pytest.raises(UserError) as error:
-        rank_checks.equal_on_ranks("val/x", 0.5, check=True)
-    for part in ("val/x", "0.5 on rank 0", f"{other:g} on rank 2"):
-        assert part in error.value.problem
-    assert "sync_dist=True" in error.value.hint
-    assert warned == f"warning: {error.value}\n"
+    difference = rank_checks.metric_difference(["val/x"], [0.5])
+    assert (difference is None) is equal
+    for part in ("val/x", "0.5 on rank 0", f"{other:g} on rank 2") if difference else ():
+        assert part in difference.problem  # type: ignore[union-attr]
+        assert "sync_dist=True" in difference.hint  # type: ignore[union-attr]
 
 
 def checksum(tensor: torch.Tensor) -> int:

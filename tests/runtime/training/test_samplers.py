@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rank_training import ROWS, of_weights, ranks, train_here
+from rank_training import ROWS, Positional, of_weights, ranks, train_here
 
 SAMPLERS = ["of_subset", "of_weights", "of_batches", "shuffled"]
 Batches = list[list[int]]
@@ -53,6 +53,15 @@ def test_ranks_divide_one_order(kind: str, world_size: int, tmp_path: Path) -> N
     expected = range(0, ROWS, 2) if kind == "of_subset" else range(ROWS)
     assert all(epoch == Counter(expected) for epoch in epochs), "each row once on one rank"
     assert here[0][: len(here[0]) // 2] != here[0][len(here[0]) // 2 :], "another order"
+
+
+@pytest.mark.parametrize("kind", ["shuffle", "sampler"])
+def test_arguments_of_a_loader_may_be_positions(kind: str, tmp_path: Path) -> None:
+    """Lightning cannot divide such a loader that a hook makes (MisconfigurationException)."""
+    one, other = rows_by_rank(train_here, tmp_path, 2, kind=kind, data=Positional)
+    half = len(one) // 2
+    for epoch in (slice(half), slice(half, None)):
+        assert counted([one[epoch], other[epoch]]) == Counter(range(ROWS))
 
 
 def test_a_rows_random_numbers_depend_on_no_rank_or_worker(tmp_path: Path) -> None:

@@ -105,16 +105,139 @@ def test_train_py_tests_and_saves_the_best_weights(fit: Fit) -> None:
     assert model.evaluated[-1] == ("test", fitted[2])
 
 
-def test_without_a_finite_value_the_last_weights_are_taken(
+def test_without_a_finite_value_the_last_weights_are_saved_and_the_run_fails(
     fit: Fit, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Undefined(Scored):
         def score(self) -> float:
-            return float("nan")
+            return float("nan") if self.current_epoch else float("inf")
 
-    trainer = fit(Undefined, best=("max", "val/score"))
-    evaluated = trainer.lightning_module.evaluated
-    assert evaluated[-1][1] == evaluated[-2][1]
-    assert "no validation gave a finite val/score" in capsys.readouterr().err
-    fit(Undefined, best=("max", "val/score"), max_steps=1)
+        def on_test_epoch_end(self) -> None:
+            super().on_test_epoch_end()
+            evaluated.extend(self.evaluated)
+
+    evaluated: list[tuple[str, float]] = []
+    with pytest.raises(UserError, match="no validation gave a finite val/score"):
+        fit(Undefined, best=("max", "val/score"))
+    assert evaluated[-1] == ("test", evaluated[-2][1])
+    assert saved_weights()["0.weight"][0].item() == evaluated[-1][1]
+    warnings = capsys.readouterr().err
+    assert warnings.count("warning: val/score=inf in a validation of epoch 1") == 1
+    assert "no validation gave a finite val/score; the last weights" in warnings
+    fit(Undefined, best=("max", "val/score"), max_steps=1, output_dir="other")
     assert "training ended before the first validation; the last weights" in capsys.readouterr().err
+
+
+def test_a_value_that_is_not_finite_is_never_the_best(
+    fit: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Scripted(Scored):
+        def score(self) -> float:
+            return (float("-inf"), 0.9, float("nan"))[min(self.current_epoch, 2)]
+
+        def test_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("test/score", float("inf"))
+
+    trainer = fit(Scripted, best=("min", "val/score"), epochs=3)
+    evaluated = trainer.lightning_module.evaluated
+    fitted = [weight for state, weight in evaluated if state == "fit"][1:]
+    assert evaluated[-1] == ("test", fitted[1])
+    captured = capsys.readouterr()
+    assert "warning: test/score=inf in the test" in captured.err
+    assert captured.out.endswith("\ntest/score inf\n")
+
+
+class OwnNames(Line):
+    """Names of metrics as in no example here."""
+
+    names = "val_loss", "test_loss"
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log(self.names[0], self.loss(batch))
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.log(self.names[1], self.loss(batch))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("val_loss", "test_loss"),
+        ("val/loss", "test_loss"),
+        ("valid/loss", "test/loss"),
+        ("validation_rmse", "test_rmse"),
+        ("eval_loss", "test_loss"),
+        ("Loss/Val", "Loss/Test"),
+        ("loss", "test_loss"),
+        ("auroc-dev", "auroc-test"),
+        ("interval/loss", "test/interval/loss"),
+    ],
+)
+def test_the_last_line_is_the_tests_counterpart_of_any_monitor(
+    names: tuple[str, str], fit: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = type("Model", (OwnNames,), {"names": names})
+    mode = "max" if "auroc" in names[0] else "min"
+    trainer = fit(model, best=(mode, names[0]), epochs=1)
+    value = trainer.callback_metrics[names[1]]
+    captured = capsys.readouterr()
+    assert captured.out.splitlines()[-1] == f"{names[1]} {value:.4f}"
+    assert not captured.err.count("warning:")
+
+
+def test_a_test_without_a_counterpart_lists_what_it_logged(
+    fit: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(type("Model", (OwnNames,), {"names": ("val_mae", "mse")}), best=("min", "val_mae"))
+    assert "warning: the test logged mse; expected test_mae" in capsys.readouterr().err
+
+
+class NamedByStage(OwnNames):
+    """As pytorch-forecasting's models: ``sanity_check_loss``."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        stage = self.trainer.state.stage
+        self.log(f"{'val' if stage == 'validate' else stage}_loss", self.loss(batch))
+
+
+class LoggedLater(OwnNames):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_other", self.loss(batch))
+        if not self.trainer.sanity_checking:
+            super().validation_step(batch, batch_idx)
+
+
+class Mixin:
+    """Asks in a property, and in a function within a method."""
+
+    trainer: Any
+
+    @property
+    def checks(self) -> bool:
+        return any(self.trainer.sanity_checking for _ in range(1))
+
+
+class LoggedByMixin(Mixin, OwnNames):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        if not self.checks:
+            super().validation_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("model", [NamedByStage, LoggedLater, LoggedByMixin])
+def test_the_first_validation_decides_and_not_the_check_before_training(
+    model: type, fit: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(model, best=("min", "val_loss"))
+    assert capsys.readouterr().out.splitlines()[-1].startswith("test_loss ")
+
+
+def test_a_first_validation_without_the_monitor_ends_the_run_and_loses_nothing(
+    fit: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UserError, match="validation logged val_loss, val_other") as caught:
+        fit(LoggedLater, best=("min", "val_total"))
+    assert "MONITOR" in caught.value.hint
+    capsys.readouterr()
+    fit(LoggedLater, best=("min", "val_loss"), resume="auto")
+    out = capsys.readouterr().out
+    assert f"step {BATCHES} of" in out and out.splitlines()[-1].startswith("test_loss ")

@@ -151,13 +151,14 @@ class Checkpoints(Checkpoint):
         """The run is complete, artifacts included, on every rank: the next one starts anew.
 
         Raises:
-            UserError: the folder could not be marked.
+            UserError: the folder could not be marked, or no validation was finite.
         """
         signals.complete()  # or a run that a signal stops could be marked here
         if session.current_cluster().rank == 0:
             files.mark(self.directory, files.FINISHED, f"free some space and {errors.RESUME}")
             if self.choice:
                 self.choice.lock.release()
+        self.validated.check_finite()
 
     @property
     def point(self) -> ResumePoint | None:
@@ -362,10 +363,7 @@ class Checkpoints(Checkpoint):
         if not self.agreement.stop:
             return
         if trainer.state.fn == "fit":
-            with hangs.slow():
-                self._wait_until_written()
-                self.writer.write()
-                self._wait_until_written()
+            self._write_held()
         self._stop(trainer)
 
     on_test_batch_end = on_validation_batch_end
@@ -374,7 +372,11 @@ class Checkpoints(Checkpoint):
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
         self.position = replace(self.position, validation_next=False)
-        self.validated.compare(trainer, self.position, self.writer)
+        try:
+            self.validated.compare(trainer, self.position, self.writer)
+        except UserError:  # on every rank: a run with another MONITOR continues from here
+            self._write_held()
+            raise
 
     def on_test_batch_start(
         self,
@@ -442,6 +444,13 @@ class Checkpoints(Checkpoint):
                 self.agreement.saved()
             if wait:
                 self._wait_until_written()
+
+    def _write_held(self) -> None:
+        """Write the copy from before this validation. Collective."""
+        with hangs.slow():
+            self._wait_until_written()
+            self.writer.write()
+            self._wait_until_written()
 
     def _wait_until_written(self) -> None:
         """Wait for the checkpoint before. Collective, so that a lost rank is noticed."""

@@ -18,13 +18,18 @@ from smlightning.cluster.shards import weights_like
 from smlightning.errors import UserError
 from smlightning.tensors import checksums_of_parts
 from smlightning.training import loop
-from smlightning.training.rank_checks import equal_on_ranks
+from smlightning.training.metrics import sanity_check_differs
 
 LOADERS = {
     "training": "train_dataloader",
     "validation": "val_dataloader",
     "test": "test_dataloader",
 }
+
+
+HINT_OF_SANITY_CHECK = (
+    "; if only a whole validation logs it, write num_sanity_val_steps=0 in src/train.py"
+)
 
 
 class Validated:
@@ -61,10 +66,11 @@ class Validated:
     # In training
 
     def sanity_check(self, trainer: pl.Trainer) -> None:
-        """Raise a UserError if validation does not log the metric, or ranks differ in it."""
+        """Raise a UserError if validation will not log the metric. Collective."""
         # With several loaders Lightning has no metrics of validation_step before training.
         several = len(trainer.num_sanity_val_batches) > 1
-        if not several or self.best.monitor in trainer.callback_metrics:
+        is_missing = self.best.monitor not in trainer.callback_metrics
+        if not (is_missing and (several or sanity_check_differs(trainer))):
             self._score(trainer)
 
     def compare(self, trainer: pl.Trainer, position: Position, writer: CheckpointWriter) -> None:
@@ -78,18 +84,29 @@ class Validated:
     def _score(self, trainer: pl.Trainer) -> float:
         """The monitored metric of a validation, the same on every rank. Collective."""
         monitor = self.best.monitor
-        if monitor not in trainer.callback_metrics:
+        if collectives.any_rank(monitor not in trainer.callback_metrics):
             if not sum(trainer.num_val_batches):
                 raise no_batch("validation", trainer.val_dataloaders)
             logged = ", ".join(sorted(trainer.callback_metrics)) or "nothing"
             raise UserError(
                 f"validation logged {logged}; expected {monitor}, since the {self.best.criterion} "
                 "selects the best weights",
-                f"log {monitor} in the model on every rank, or set MONITOR to one of these metrics",
+                f"log {monitor} in the model on every rank, or set MONITOR to one of these metrics"
+                + (HINT_OF_SANITY_CHECK if trainer.sanity_checking else ""),
             )
         self.best.check_metric(loop.logged_metric(trainer, monitor))
-        value = float(trainer.callback_metrics[monitor])
-        return equal_on_ranks(monitor, value, trainer.sanity_checking)
+        value = torch.tensor(float(trainer.callback_metrics[monitor]), dtype=torch.float64)
+        return collectives.of_rank_0(value).item()
+
+    def check_finite(self) -> None:
+        """Raise a UserError if this process has validated, and never with a finite metric."""
+        if self.here and self.best.score is None:
+            raise UserError(
+                f"no validation gave a finite {self.best.monitor}, so the saved model is that of "
+                "the last step",
+                "look for values in the data that are not finite, lower the learning rate or clip "
+                "gradients",
+            )
 
     # For the test
 

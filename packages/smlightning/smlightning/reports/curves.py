@@ -27,7 +27,7 @@ def write_curves(rows: Sequence[Mapping[str, float]], directory: Path) -> None:
     """
     panels: dict[str, list[str]] = {}
     for name in write_csv(rows, directory):
-        if name != "samples_per_second" and not name.startswith("test/"):
+        if name != "samples_per_second" and not name.startswith(("test/", "test_")):
             panels.setdefault(name.rpartition("/")[2], []).append(name)
     lines = max(1, math.ceil(len(panels) / COLUMNS))
     columns = max(1, math.ceil(len(panels) / lines))

@@ -6,7 +6,7 @@ import re
 import sys
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,11 @@ def as_number(value: Any) -> float | None:
         return None
 
 
+# The part of a metric's name that says: of validation.
+OF_VALIDATION = re.compile(
+    r"(?<![a-z])(validation|validate|valid|val|evaluation|eval|dev)(?![a-z])", re.IGNORECASE
+)
+
 # Peak memory in GiB; a run prints it where it can be measured. METRICS does not list it.
 MEMORY = ("host_gib", "gpu_gib")
 
@@ -43,26 +48,39 @@ def metric_regex(name: str) -> str:
     return rf"(?:^|\s){re.escape(name)}[= ](-?[0-9.]+(?:e[-+]?[0-9]+)?|nan|-?inf)"
 
 
-def of_the_test(monitor: str) -> str:
-    """The test's name for a metric of validation: ``test/loss`` for ``val/loss``."""
-    return f"test/{monitor.removeprefix('val/')}"
+def name_in_test(monitor: str, logged: Iterable[str]) -> str | None:
+    """The name that a test gives a metric of validation: ``test/loss`` for ``val/loss``,
+    ``test_loss`` for ``val_loss``; None if it logs no such metric.
+
+    Upper and lower case, and the signs between words, make no difference.
+    """
+    names = {_words(name): name for name in logged}
+    base = re.sub(r"/dataloader_idx_\d+$", "", monitor)
+    usual = [OF_VALIDATION.sub("test", name, count=1) for name in (monitor, base)]
+    known = (names.get(_words(name)) for name in (*usual, f"test/{base}"))
+    return next(filter(None, known), None)
+
+
+def _words(name: str) -> str:
+    return re.sub(r"[\W_]+", "_", name.lower())
 
 
 def print_result(metrics: Mapping[str, Any], monitor: str, more: Mapping[str, str]) -> None:
     """Print the test's metrics and ``more``, one a line; the last line is the monitored metric."""
-    scores = {name: float(value) for name, value in metrics.items() if name.startswith("test/")}
+    scores = {name: float(value) for name, value in metrics.items()}
     table = {name: f"{value:.4f}" for name, value in scores.items()}
     table.update(more)
     width = max(map(len, table), default=0)
     for name, text in table.items():
         print(f"{name:<{width}}  {text}")
-    monitored = of_the_test(monitor)
-    if monitored in scores:
-        print(f"{monitored} {scores[monitored]:.4f}", flush=True)
+    found = name_in_test(monitor, scores)
+    if found:
+        print(f"{found} {scores[found]:.4f}", flush=True)
     else:
         print(
-            f"warning: the test logged no {monitored}; log it in test_step, or change MONITOR "
-            "in src/options.py",
+            f"warning: the test logged {', '.join(scores) or 'nothing'}; expected "
+            f"{OF_VALIDATION.sub('test', monitor, count=1)}, since MONITOR is {monitor}; log it in "
+            "test_step, or change MONITOR in src/options.py",
             file=sys.stderr,
         )
 

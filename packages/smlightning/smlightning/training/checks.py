@@ -3,17 +3,29 @@
 import difflib
 import math
 import sys
-from collections.abc import Iterator
+from collections import UserDict, deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import is_dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities.model_helpers import is_overridden
+from torch.nn.parameter import is_lazy
 from torchmetrics import Metric
 
 from smlightning.data.workers import LostBatches
-from smlightning.errors import UserError
+from smlightning.errors import UserError, is_users_file
+from smlightning.tensors import attributes, objects
+from smlightning.training.metrics import updates
 from smlightning.training.rank_checks import DividedData, DividedStream, EqualRanks, SharedMetrics
+
+REGISTER = {
+    "dict": "make it a torch.nn.ModuleDict, or of parameters a ParameterDict",
+    "list": "make it a torch.nn.ModuleList, or of parameters a ParameterList",
+}
+OTHERWISE = "make it a torch.nn.ModuleList or ModuleDict, or its class a torch.nn.Module"
 
 
 def training_checks(data_divided: bool = True) -> list[pl.Callback]:
@@ -28,6 +40,7 @@ def training_checks(data_divided: bool = True) -> list[pl.Callback]:
         StepCheck(),
         SharedMetrics(),
         FreshMetrics(),
+        FiniteMetrics(),
         LostBatches(),
     ]
     return [DividedData(), *checks] if data_divided else checks
@@ -77,14 +90,47 @@ def misspelt_hooks(owner: Any) -> Iterator[tuple[str, str]]:
                 yield name, hook
 
 
-def untrained_layers(model: torch.nn.Module, optimized: set[int]) -> Iterator[str]:
-    """Lists of layers that torch does not know, with weights that no optimizer has."""
+def untrained_layers(model: torch.nn.Module, optimized: set[int]) -> Iterator[tuple[str, str]]:
+    """Names and classes of the objects whose layers torch does not know and no optimizer has.
+
+    They are lists, dicts, dataclasses and objects of the project's own classes, nested or not.
+    """
+    known = {id(weights) for weights in model.parameters()} | optimized
     for path, module in model.named_modules():
         for name, value in vars(module).items():
-            layers = value if isinstance(value, list | tuple) else ()
-            weights = [p for x in layers if isinstance(x, torch.nn.Module) for p in x.parameters()]
-            if any(p.requires_grad and id(p) not in optimized for p in weights):
-                yield f"{path}.{name}".lstrip(".")
+            if any(id(weights) not in known for weights in _weights_within(value)):
+                yield f"{path}.{name}".lstrip("."), type(value).__name__
+
+
+def trained_weights(model: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
+    """The weights that require gradients, without those of metrics, which are not trained."""
+    if not isinstance(model, Metric):
+        yield from (each for each in model.parameters(recurse=False) if each.requires_grad)
+        for child in model.children():
+            yield from trained_weights(child)
+
+
+def _weights_within(value: Any) -> Iterator[torch.nn.Parameter]:
+    """`trained_weights` in a value that is no layer itself: whoever hides one means it."""
+    layers_and_weights = torch.nn.Module | torch.nn.Parameter
+    for each in () if isinstance(value, layers_and_weights) else objects(value, _contents):
+        if isinstance(each, torch.nn.Module):
+            yield from trained_weights(each)
+        elif isinstance(each, torch.nn.Parameter) and each.requires_grad:
+            yield each
+
+
+def _contents(value: Any) -> Iterable[Any]:
+    """Items of a collection; attributes of a dataclass, and of an object of the project's class."""
+    if isinstance(value, Mapping):
+        return value.values() if isinstance(value, dict | UserDict) else ()
+    if isinstance(value, list | tuple | set | frozenset | deque):
+        return value
+    if isinstance(value, type | torch.nn.Module | pl.LightningDataModule | pl.Trainer):
+        return ()
+    file = getattr(sys.modules.get(type(value).__module__), "__file__", None)
+    is_own = is_dataclass(value) or isinstance(value, SimpleNamespace)
+    return attributes(value) if is_own or (file and is_users_file(file)) else ()
 
 
 def doubts(
@@ -95,7 +141,8 @@ def doubts(
     Args:
         optimized: ids of the weights that an optimizer has.
     """
-    wanted = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    own = {id(weights) for weights in trained_weights(model) if not is_lazy(weights)}
+    wanted = {name: p for name, p in model.named_parameters() if id(p) in own}
     left_out = [name for name, weights in wanted.items() if id(weights) not in optimized]
     if left_out:
         numbers = sum(wanted[name].numel() for name in left_out)
@@ -119,7 +166,7 @@ class FreshMetrics(pl.Callback):
     """Warns once of a torchmetrics object that an evaluation adds to earlier batches.
 
     One whose ``compute()`` is logged, and which nobody resets, covers all epochs; one that training
-    uses, too, covers both.
+    uses, too, covers both. If nobody asks for its sum, only its values of single batches are used.
     """
 
     def __init__(self) -> None:
@@ -135,7 +182,7 @@ class FreshMetrics(pl.Callback):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         before, self.counts = self.counts or {}, None
-        now = updates(pl_module)
+        now = updates(pl_module, only_computed=True)
         added_to = [name for name, count in before.items() if 0 < count < now.get(name, 0)]
         if added_to and not self.warned and trainer.is_global_zero:
             self.warned = True
@@ -151,10 +198,28 @@ class FreshMetrics(pl.Callback):
     on_test_end = on_validation_end
 
 
-def updates(model: torch.nn.Module) -> dict[str, int]:
-    """How often each torchmetrics object was updated since its reset."""
-    modules = model.named_modules()
-    return {name: each.update_count for name, each in modules if isinstance(each, Metric)}
+class FiniteMetrics(pl.Callback):
+    """Warns once of each metric of a validation or test that is not finite."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()  # warned of
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        metrics = {} if trainer.sanity_checking else trainer.callback_metrics
+        names = {name for name in metrics if not name.startswith("train")} - self.names
+        values = {name: float(metrics[name]) for name in names}
+        found = sorted(name for name, value in values.items() if not math.isfinite(value))
+        self.names.update(found)
+        if found and trainer.is_global_zero:
+            stage = f"a validation of epoch {trainer.current_epoch + 1}"
+            pairs = ", ".join(f"{name}={values[name]}" for name in found)
+            print(
+                f"warning: {pairs} in {'the test' if trainer.testing else stage}; look for such "
+                "values in the data, lower the learning rate or clip gradients",
+                file=sys.stderr,
+            )
+
+    on_test_end = on_validation_end
 
 
 class StepCheck(pl.Callback):
@@ -193,10 +258,11 @@ class StepCheck(pl.Callback):
                 "would be trained",
                 "return an optimizer of self.parameters() from it",
             )
-        for name in untrained_layers(pl_module, optimized):
+        for name, kind in untrained_layers(pl_module, optimized):
             raise UserError(
-                f"{name} is a plain list of layers, so torch does not train them",
-                "make it a torch.nn.ModuleList",
+                f"{name} is a plain {kind} of layers, which torch neither trains nor saves",
+                f"{REGISTER.get(kind, OTHERWISE)}; if they are not to be trained, call their "
+                "requires_grad_(False)",
             )
         several = len(trainer.optimizers) > 1
         if trainer.max_steps != -1 and several and not pl_module.automatic_optimization:

@@ -76,8 +76,11 @@ def step_metrics(trainer: pl.Trainer) -> dict[str, Any]:
 
 
 def logged_metric(trainer: pl.Trainer, name: str) -> Any:
-    """The torchmetrics object that the current loop's ``self.log`` got; None if it got a number."""
-    logged = (trainer._results or {}).values()
+    """The torchmetrics object that ``self.log`` got, in the current loop or in training; None if it
+    got a number.
+    """
+    loops: Any = (trainer._results or {}, trainer.fit_loop.epoch_loop._results)
+    logged = (each for results in loops for each in results.values())
     named = (each.value for each in logged if each.meta.name == name and not each.is_tensor)
     return next(named, None)
 

@@ -1,13 +1,18 @@
 """Metrics over all ranks, without a wait for the device."""
 
+import inspect
 from typing import Any
 
+import pytorch_lightning as pl
 import torch
 import torchmetrics
 from torchmetrics.utilities import dim_zero_sum
 
 from smlightning.cluster import collectives
 from smlightning.errors import UserError
+
+OF_LIGHTNING = ("pytorch_lightning", "lightning_fabric", "lightning", "torch", "smlightning")
+ASKS_FOR_STAGE = {"sanity_checking", "SANITY_CHECKING", "validating", "stage"}
 
 
 def check_sums(model: torch.nn.Module) -> None:
@@ -42,6 +47,43 @@ def check_states(model: torch.nn.Module) -> None:
                 "after an epoch nor adds it up over ranks",
                 'make its sums states: self.add_state("total", torch.tensor(0.0), "sum")',
             )
+
+
+def updates(model: torch.nn.Module, only_computed: bool = False) -> dict[str, int]:
+    """How often each torchmetrics object was updated since its reset.
+
+    Args:
+        only_computed: leave out those whose ``compute()`` was not called after the last update;
+            torchmetrics (1.9) keeps its result in ``Metric._computed``.
+    """
+    return {
+        name: metric.update_count
+        for name, metric in model.named_modules()
+        if isinstance(metric, torchmetrics.Metric)
+        if not only_computed or metric._computed is not None
+    }
+
+
+def sanity_check_differs(trainer: pl.Trainer) -> bool:
+    """Whether a real validation may log other metrics than Lightning's sanity check.
+
+    It may if a metric's name contains that stage, as ``sanity_check_loss``, and if the code of the
+    model or of a callback asks for the stage.
+    """
+    if any("sanity" in name for name in trainer.callback_metrics):
+        return True
+    owners: list[Any] = [trainer.lightning_module, *trainer.callbacks]  # type: ignore[attr-defined]
+    kinds = {kind for owner in owners for kind in type(owner).__mro__}
+    foreign = (kind for kind in kinds if kind.__module__.partition(".")[0] not in OF_LIGHTNING)
+    values = (value for kind in foreign for value in vars(kind).values())
+    functions = (getattr(value, "fget", None) or inspect.unwrap(value) for value in values)
+    codes = [function.__code__ for function in functions if inspect.isfunction(function)]
+    while codes:
+        code = codes.pop()
+        if ASKS_FOR_STAGE.intersection(code.co_names):
+            return True
+        codes += filter(inspect.iscode, code.co_consts)
+    return False
 
 
 class WeightedMean(torchmetrics.Metric):

@@ -9,6 +9,7 @@ every rank only if they differ.
 import contextlib
 import hashlib
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -44,7 +45,8 @@ MOST = 32  # batches that DividedData compares
 TOLERANCE = 1e-3  # of a metric: ranks may add up in another order
 SUM_IT = (
     "sum it over the ranks: log a torchmetrics metric, or self.log(..., sync_dist=True) where the "
-    "batches are equally large"
+    "batches are equally large; a library's model gets a log method in a class of yours that does "
+    "so (docs/model.md)"
 )
 GIVE_ALL = (
     "give every rank all of the data: the ranks divide an ordinary DataLoader, and "
@@ -202,9 +204,11 @@ class DividedStream(pl.Callback):
 
 
 class SharedMetrics(pl.Callback):
-    """Warns once after the first validation, epoch and test of metrics that differ between ranks.
+    """Warns once after the first validation, epoch and test of metrics that differ between ranks,
+    and after Lightning's sanity check if there are some.
 
-    Before training it rejects metrics that would be summed wrongly.
+    A torchmetrics object has one value for all ranks, or for a step each rank's own, as it is
+    meant. Before training the check rejects metrics that would be summed wrongly.
     """
 
     def __init__(self) -> None:
@@ -216,8 +220,7 @@ class SharedMetrics(pl.Callback):
         check_states(pl_module)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if not trainer.sanity_checking:
-            self._compare(trainer, "validation")
+        self._compare(trainer, "sanity check" if trainer.sanity_checking else "validation")
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._compare(trainer, "epoch")
@@ -229,10 +232,15 @@ class SharedMetrics(pl.Callback):
         if trainer.world_size == 1 or stage in self.stages:
             return
         self.stages.add(stage)
-        names = sorted(set(trainer.callback_metrics) - self.names)
-        self.names.update(names)
+        names = [
+            name
+            for name in sorted(set(trainer.callback_metrics) - self.names)
+            if loop.logged_metric(trainer, re.sub("_(step|epoch)$", "", name)) is None
+        ]
         values = [float(trainer.callback_metrics[name]) for name in names]
         difference = metric_difference(names, values)
+        if difference or stage != "sanity check":  # one batch may be equal by chance
+            self.names.update(names)
         if difference and trainer.is_global_zero:
             print(f"warning: {difference}", file=sys.stderr)
 
@@ -427,20 +435,6 @@ def _compare_numbers(numbers: Mapping[str, int], shards: int = 1) -> None:
             "change weights only in the optimizer, or in the same way on every rank, and set "
             "requires_grad and learning rates equally on all ranks",
         )
-
-
-def equal_on_ranks(name: str, value: float, check: bool) -> float:
-    """A metric's value on rank 0, by which every rank chooses the best weights.
-
-    Args:
-        check: raise a UserError if the ranks' values differ; else rank 0 prints a warning.
-    """
-    difference = metric_difference([name], [value])
-    if difference and check:
-        raise difference
-    if difference and session.current_cluster().rank == 0:
-        print(f"warning: {difference}", file=sys.stderr)
-    return collectives.of_rank_0(torch.tensor(value, dtype=torch.float64)).item()
 
 
 def metric_difference(names: list[str], values: list[float]) -> UserError | None:
