@@ -276,7 +276,7 @@ def _read_file(
     for new, name in chosen.items():
         if new not in rows.column_names:
             values = pa.array([keys.get(name)] * len(rows), pa.string())
-            rows = rows.add_column(new, values, new_fingerprint=f"{rows._fingerprint}{new}")
+            rows = rows.add_column(new, values)
     first = 2 if builder_of(file) == "csv" else 1
     table = Table(split, str(file), rows, first)
     known = [replace(column, found=chosen[column.name] or column.found) for column in columns]

@@ -203,8 +203,8 @@ class ProgressReport(pl.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """The rows, and the current interval of each rank. Collective."""
-        interval = [float(self.interval.loss), self.interval.losses / self.accumulate]
-        numbers = torch.tensor(interval, dtype=torch.float64)
+        loss = torch.as_tensor(self.interval.loss, dtype=torch.float64).reshape(())
+        numbers = torch.stack([loss, torch.full_like(loss, self.interval.losses / self.accumulate)])
         return {
             "rows": self.history.rows,
             "ranks": collectives.from_each_rank(numbers).tolist() if self.interval.batches else [],
