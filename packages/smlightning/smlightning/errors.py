@@ -180,8 +180,8 @@ def _is_raised_in(error: BaseException, function: str) -> bool:
 def is_disk_full(error: BaseException) -> bool:
     """Whether a full disk, or an exhausted quota, is the cause.
 
-    torch's writer raises a RuntimeError with the system's text; TensorBoard's logger raises an
-    error of its own from the system's.
+    torch's writer raises a RuntimeError with the system's text, or, if it opened the file itself,
+    one about its position; TensorBoard's logger raises an error of its own from the system's.
     """
     return any(_says_disk_full(cause) for cause in error_chain(error))
 
@@ -189,7 +189,8 @@ def is_disk_full(error: BaseException) -> bool:
 def _says_disk_full(error: BaseException) -> bool:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return True
-    return bool(re.search("No space left on device|Disk quota exceeded", str(error)))
+    words = r"No space left on device|Disk quota exceeded|inline_container.*unexpected pos"
+    return bool(re.search(words, str(error)))
 
 
 def _line_of_disk_full(error: BaseException) -> str:
