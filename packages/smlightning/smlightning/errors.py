@@ -138,6 +138,11 @@ def as_user_error(error: BaseException) -> UserError | None:
             "if the system ended it for its memory, lower num_workers, or what a worker's batch "
             "holds; with num_workers 0 the process of training does its work",
         )
+    if "Cannot copy out of meta tensor" in str(error):
+        return UserError(
+            "a tensor of the model is on the meta device, without values",
+            "give it values before training, by loading weights or by to_empty() and initialising",
+        )
     if re.match(r"(Data|Model)\.__init__\(\) got an unexpected keyword", str(error)):
         return UserError(str(error), "it gets every option: def __init__(self, **options)")
     if "pickle" in str(error) and _is_raised_in(error, "dump"):  # multiprocessing.reduction's

@@ -80,7 +80,7 @@ class SaveTrial(pl.Callback):
 def loader_of(model: Any) -> Any:
     """The function ``load(directory)`` of the model's file, as docs/model.md has it, or None."""
     file = type(model).__module__
-    load = getattr(sys.modules.get(file), "load", None)
+    load: Any = getattr(sys.modules.get(file), "load", None)
     if getattr(load, "__module__", "") != file:
         return None
     try:
