@@ -25,14 +25,14 @@ LAYERS = (
     {"lazy_imports", "terminal"},
     {"errors", "stored_secrets"},
     {"one_lightning"},
-    {"options", "files", "hub", "parts", "tensors"},
+    {"options", "files", "hub", "parts", "tensors", "copies"},
     {"predictions"},
     {"torch_files"},
     {"cluster"},
     {"pretrained"},
     {"data"},
     {"training"},
-    {"checkpoints", "reports"},
+    {"checkpoints", "reports", "saving"},
     {"run", "entry"},
 )
 TOOL_LAYERS = (

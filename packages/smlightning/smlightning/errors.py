@@ -138,6 +138,11 @@ def as_user_error(error: BaseException) -> UserError | None:
             "if the system ended it for its memory, lower num_workers, or what a worker's batch "
             "holds; with num_workers 0 the process of training does its work",
         )
+    if "Cannot copy out of meta tensor" in str(error):
+        return UserError(
+            "a tensor of the model is on the meta device, without values",
+            "give it values before training, by loading weights or by to_empty() and initialising",
+        )
     if re.match(r"(Data|Model)\.__init__\(\) got an unexpected keyword", str(error)):
         return UserError(str(error), "it gets every option: def __init__(self, **options)")
     if "pickle" in str(error) and _is_raised_in(error, "dump"):  # multiprocessing.reduction's
@@ -180,8 +185,8 @@ def _is_raised_in(error: BaseException, function: str) -> bool:
 def is_disk_full(error: BaseException) -> bool:
     """Whether a full disk, or an exhausted quota, is the cause.
 
-    torch's writer raises a RuntimeError with the system's text; TensorBoard's logger raises an
-    error of its own from the system's.
+    torch's writer raises a RuntimeError with the system's text, or, if it opened the file itself,
+    one about its position; TensorBoard's logger raises an error of its own from the system's.
     """
     return any(_says_disk_full(cause) for cause in error_chain(error))
 
@@ -189,7 +194,8 @@ def is_disk_full(error: BaseException) -> bool:
 def _says_disk_full(error: BaseException) -> bool:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return True
-    return bool(re.search("No space left on device|Disk quota exceeded", str(error)))
+    words = r"No space left on device|Disk quota exceeded|inline_container.*unexpected pos"
+    return bool(re.search(words, str(error)))
 
 
 def _line_of_disk_full(error: BaseException) -> str:

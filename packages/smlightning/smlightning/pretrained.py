@@ -18,7 +18,7 @@ import pyarrow as pa
 import torch
 
 from smlightning import hub
-from smlightning.errors import UserError, root_cause
+from smlightning.errors import UserError, is_disk_full, root_cause
 from smlightning.files import replace_model
 
 # Arguments of ``from_pretrained``: never code or a pickle of a checkpoint.
@@ -155,19 +155,25 @@ def save(net: Any, name: str, max_length: int, directory: Path) -> None:
     """Write the network and the tokenizer of the checkpoint ``name``, cut at ``max_length``."""
     from transformers import AutoTokenizer
 
-    tokenizer = None
-    try:
-        with hub.reachable_or_cached(local=Path(name).exists()):
-            tokenizer = AutoTokenizer.from_pretrained(
-                name, model_max_length=max_length, trust_remote_code=False
-            )
-    except Exception as error:  # save the weights even without the tokenizer's files
-        reason = f"the tokenizer of {name!r} cannot be read ({root_cause(error)})"
-        print(f"warning: {reason}; copy its files to {directory}", file=sys.stderr)
+    weights = net.state_dict()
+    names = {plain_name(name): name for name in weights}
+    compiled = (
+        {} if {*names} == {*weights} else {"state_dict": {n: weights[names[n]] for n in names}}
+    )
     with replace_model(directory) as new:
-        if tokenizer:
+        try:
+            _check_tokenizer(name)
+            with hub.reachable_or_cached(local=Path(name).exists()):
+                tokenizer = AutoTokenizer.from_pretrained(
+                    name, model_max_length=max_length, trust_remote_code=False
+                )
             tokenizer.save_pretrained(new)
-        net.save_pretrained(new)
+        except Exception as error:  # save the weights even without the tokenizer's files
+            if is_disk_full(error):
+                raise
+            reason = f"the tokenizer of {name!r} cannot be saved ({root_cause(error)})"
+            print(f"warning: {reason}; copy its files next to the model's", file=sys.stderr)
+        net.save_pretrained(new, **compiled)
 
 
 def checkpoint_errors(name: str) -> AbstractContextManager[Any]:
@@ -180,20 +186,112 @@ def checkpoint_errors(name: str) -> AbstractContextManager[Any]:
 
 
 def save_own(net: Any, config: dict[str, Any], directory: Path) -> None:
-    """Write the project's own network: weights as safetensors, and config.json; no code."""
+    """Write the project's own network: weights as safetensors, and config.json; no code.
+
+    Tensors may share memory, or have any strides. One that has several names is written once, and
+    the file's metadata has its other names, as ``safetensors.torch.save_model`` writes them (0.8.0
+    rejects parts of a storage, and writes conjugate views wrongly). A name lacks what torch.compile
+    adds to it.
+
+    Args:
+        config: plain values, which JSON has.
+
+    Raises:
+        UserError: a tensor or a value of ``config`` has a form that the files do not have.
+    """
     from safetensors.torch import save_file
 
-    with replace_model(directory) as new:
-        save_file(net.state_dict(), new / "model.safetensors")
+    try:
         content = json.dumps(config, ensure_ascii=False, indent=1)
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"config.json: {root_cause(error)}; save_own takes texts, numbers, booleans, None, "
+            "lists and dictionaries",
+            "convert the value where Model.save builds the dictionary",
+        ) from error
+    weights, names = _stored(net.state_dict())
+    with replace_model(directory) as new:
+        try:
+            save_file(weights, new / "model.safetensors", metadata=names)
+        except (LookupError, TypeError, ValueError, RuntimeError) as error:
+            raise _unstorable(f"the network ({type(error).__name__}: {error})") from error
         (new / "config.json").write_text(content, encoding="utf-8")
 
 
+def _stored(state: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """The tensors to write, none of which share memory, and by other names of them the first."""
+    weights: dict[str, torch.Tensor] = {}
+    names: dict[str, str] = {}
+    first: dict[Any, str] = {}  # names by place in memory
+    storages: set[int] = set()
+    for compiled, tensor in state.items():
+        name = plain_name(compiled)
+        _check_storable(name, tensor)
+        value = tensor.detach().resolve_conj().resolve_neg()
+        storage = value.untyped_storage()
+        place = (storage.data_ptr(), value.storage_offset(), value.dtype, value.shape)
+        kept = first.setdefault((*place, value.stride()), name) if value.numel() else name
+        if kept != name:
+            names[name] = kept
+            continue
+        whole = value.contiguous()
+        own = whole.untyped_storage()
+        if own.data_ptr() in storages or own.nbytes() != whole.nbytes:
+            whole = whole.clone()
+        storages.add(own.data_ptr())
+        weights[name] = whole
+    return weights, names
+
+
+def _check_storable(name: str, value: Any) -> None:
+    """Raise a UserError for what safetensors does not hold, or cannot read back."""
+    kinds = {
+        f"is a {type(value).__name__}": not isinstance(value, torch.Tensor),
+        "is on the meta device, without values": getattr(value, "is_meta", False),
+        "is quantised": getattr(value, "is_quantized", False),
+        "is sparse": getattr(value, "layout", torch.strided) != torch.strided,
+        "is nested": getattr(value, "is_nested", False),
+        "has a name of its own": name == "__metadata__",
+    }
+    for kind, found in kinds.items():
+        if found:
+            raise _unstorable(f"{name} of the network, which {kind}")
+
+
+def _unstorable(what: str) -> UserError:
+    return UserError(
+        f"safetensors cannot hold {what}; expected plain tensors with values",
+        "save the network as it was before it was converted, leave the entry out of the state_dict "
+        "(register_buffer(..., persistent=False)), or use torch.save in Model.save",
+    )
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name without the prefix of modules that torch.compile has wrapped."""
+    return re.sub(r"(^|\.)_orig_mod\.", r"\1", name)
+
+
 def load_own(net: Any, directory: Path) -> None:
-    """Load the weights that :func:`save_own` wrote into the project's own network."""
+    """Load the weights that :func:`save_own` wrote into the project's own network.
+
+    Parameters that were one when they were saved are one afterwards.
+    """
+    from safetensors import safe_open
     from safetensors.torch import load_file
 
-    net.load_state_dict(load_file(directory / "model.safetensors"))
+    path = directory / "model.safetensors"
+    with safe_open(path, "pt") as file:
+        names = file.metadata() or {}
+    weights = {plain_name(name): value for name, value in load_file(path).items()}
+    names = {name: first for name, first in names.items() if first in weights}
+    weights |= {name: weights[first] for name, first in names.items()}
+    own = {plain_name(name): name for name in net.state_dict()}
+    net.load_state_dict({own.get(name, name): value for name, value in weights.items()})
+    parameters = dict(net.named_parameters(remove_duplicate=False))
+    for name, first in names.items():
+        parent, _, last = own[name].rpartition(".")
+        if own[name] in parameters and own[first] in parameters:
+            setattr(net.get_submodule(parent), last, parameters[own[first]])
 
 
 @contextlib.contextmanager

@@ -22,7 +22,8 @@ from typing import Any, Literal
 import pytorch_lightning as pl
 import torch
 
-from smlightning import errors, hub
+from smlightning import errors, hub, saving
+from smlightning.checkpoints import files
 from smlightning.checkpoints.callback import BeforeHooks, Checkpoints
 from smlightning.cluster import session
 from smlightning.cluster.sharding import gather_weights
@@ -141,6 +142,7 @@ class Run:
             BucketOrder(),
             ValidationSteps(chosen.val_check_steps),
             ProgressReport(chosen.log_every, self.outputs, self.history),
+            saving.SaveTrial(self.model_dir),
             self.checkpoints,
         ]
 
@@ -163,17 +165,19 @@ class Run:
         """Train or resume, test the best weights, and save and draw them on rank 0. Collective.
 
         Raises:
-            UserError: model or data lack what the best weights need, or the checkpoint to resume
-                from belongs to another run.
+            UserError: model or data lack what the best weights need; the checkpoint to resume from
+                belongs to another run; or the model cannot be saved.
         """
         check_complete(model, data)
         trainer.fit(model, datamodule=data, ckpt_path=self.resume_from, weights_only=True)
         self.checkpoints.load_best_weights(model)
         trainer.test(model, datamodule=data, verbose=False)
+        self.checkpoints.restore_best_weights(model)
         gather_weights(trainer)  # from shards; with DDP each rank has them all
         if trainer.is_global_zero:
+            newest = files.newest_path(self.checkpoints.directory)
+            saving.save(model, self.model_dir, newest, self.checkpoints.rerun)
             saved: Any = model
-            saved.save(self.model_dir)
             if hasattr(saved, "draw"):
                 with errors.warn_on_failure("Model.draw"):
                     saved.draw(self.outputs)

@@ -62,6 +62,12 @@ class Nothing(Line):
         pass
 
 
+class WithoutValues(Line):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.left = torch.nn.Linear(1, 1, device="meta")
+
+
 class NoOptimizer(Line):
     def configure_optimizers(self) -> None:
         return None
@@ -290,6 +296,7 @@ class LocalFunction(Numbers):
         (Leaving, Numbers, "sys.exit(None) ended the run"),
         (Unsaved, Numbers, "Unsaved has no save"),
         (Untested, Numbers, "Untested has no test_step"),
+        (WithoutValues, Numbers, "is on the meta device, without values"),
         (Misspelt, Numbers, "Misspelt.validation_stepp"),
         (Unregistered, Numbers, "more is a plain list"),
         (ModelWithoutSuper, Numbers, "ModelWithoutSuper.__init__"),

@@ -124,8 +124,8 @@ def newest_step() -> int:
 
 
 def digests(tensors: dict[str, Any]) -> dict[str, Any]:
-    """Digests of the tensors by name."""
-    return {name: digest(tensor) for name, tensor in tensors.items()}
+    """Digests of the tensors by name, without torch.compile's part of it."""
+    return {name.replace("_orig_mod.", ""): digest(tensor) for name, tensor in tensors.items()}
 
 
 def numbers(metrics: Any) -> dict[str, float]:

@@ -147,6 +147,10 @@ class Checkpoints(Checkpoint):
         """Load the best weights; keep the last ones if no validation was good. Collective."""
         self.validated.load(model, self.writer, self.point)
 
+    def restore_best_weights(self, model: pl.LightningModule) -> None:
+        """Load what was tested again, which hooks of the test may have changed. Collective."""
+        self.validated.restore(model, self.writer)
+
     def finish(self) -> None:
         """The run is complete, artifacts included, on every rank: the next one starts anew.
 
@@ -386,7 +390,7 @@ class Checkpoints(Checkpoint):
         batch_idx: int,
         *_: Any,
     ) -> None:
-        self.validated.check_tested(trainer, pl_module)
+        self.validated.before_test(pl_module, self.writer)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if stage == "test" and not sum(trainer.num_test_batches):

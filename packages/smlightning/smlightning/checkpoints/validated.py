@@ -44,6 +44,7 @@ class Validated:
         self.best = Best(monitor, mode)
         self.here = False  # whether this process has validated
         self.tested: list[int] = []  # checksums of the weights to be tested
+        self.shapes: dict[str, Any] = {}  # theirs, by name
 
     def state(self) -> dict[str, Any]:
         """Plain values for a checkpoint."""
@@ -118,16 +119,23 @@ class Validated:
         With DDP rank 0 has them, and a sum with the others' zeros distributes them, which every
         backend can do. With FSDP every rank has its shard.
         """
-        weights = writer.best_weights
+        weights = model.state_dict()
         if session.current_cluster().rank == 0:
-            self._announce(weights is not None, point)
-        if weights is not None:
-            weights = weights_like(weights, model.state_dict())
+            self._announce(writer.best_weights is not None, point)
+        if writer.best_weights is None:
+            writer.keep_validated(weights)
+            writer.choose_validated()
+        self.shapes = shapes(weights)
+        self._set(model, writer)
+        self.tested = checksums_of_parts(model.parameters())
+
+    def _set(self, model: pl.LightningModule, writer: CheckpointWriter) -> None:
+        if writer.best_weights is not None:
+            weights = weights_like(writer.best_weights, model.state_dict())
             model.load_state_dict(weights, strict=model.strict_loading)
         if not writer.is_sharded:
             for tensor in filter(torch.is_tensor, model.state_dict().values()):
                 tensor.copy_(collectives.of_rank_0(tensor))
-        self.tested = checksums_of_parts(model.parameters())
 
     def _announce(self, are_there: bool, point: ResumePoint | None) -> None:
         if are_there:
@@ -140,16 +148,40 @@ class Validated:
             problem = "training ended before the first validation"
         print(f"warning: {problem}; the last weights are tested and saved", file=sys.stderr)
 
-    def check_tested(self, trainer: pl.Trainer, model: pl.LightningModule) -> None:
-        """Warn once if a callback has exchanged the best weights, which are saved."""
+    def before_test(self, model: pl.LightningModule, writer: CheckpointWriter) -> None:
+        """Before the first batch, undo what hooks of the test did to the weights. Collective."""
         tested, self.tested = self.tested, []
-        is_first = tested and trainer.is_global_zero
-        if is_first and tested != checksums_of_parts(model.parameters()):
+        exchanged = tested and tested != checksums_of_parts(model.parameters())
+        if not tested or not collectives.any_rank(bool(exchanged)):
+            return
+        if self.restore(model, writer) and session.current_cluster().rank == 0:
             print(
-                "warning: the test measures other weights than the best ones, which are saved: a "
-                "callback exchanges them; let it do so in validation only",
+                "warning: a hook exchanges the best weights for the test; they are tested and "
+                "saved all the same; let it do so in validation only",
                 file=sys.stderr,
             )
+
+    def restore(self, model: pl.LightningModule, writer: CheckpointWriter) -> bool:
+        """Load the best weights again, which hooks of the test may have changed. Collective.
+
+        Returns:
+            False if the hooks have replaced layers, for which there are no validated weights.
+        """
+        if shapes(model.state_dict()) == self.shapes:
+            self._set(model, writer)
+            return True
+        if session.current_cluster().rank == 0:
+            print(
+                "warning: hooks of the test replace layers of the network; what they make of the "
+                "best weights is tested and saved",
+                file=sys.stderr,
+            )
+        return False
+
+
+def shapes(weights: Mapping[str, Any]) -> dict[str, Any]:
+    """The shapes of tensors by name."""
+    return {name: getattr(value, "shape", None) for name, value in weights.items()}
 
 
 def no_batch(split: str, loaders: Any) -> UserError:

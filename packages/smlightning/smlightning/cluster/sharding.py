@@ -9,6 +9,7 @@ rank 0's weights block by block, of which each rank keeps its shard: all start a
 device ever holds more than its shard and one block.
 """
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.strategies import ModelParallelStrategy, Strategy
 from pytorch_lightning.utilities.model_helpers import is_overridden
 
+from smlightning import copies
 from smlightning.cluster.location import SHARDING_NEEDS, Cluster, ClusterError, check_shard_size
 from smlightning.cluster.shards import has_shape, sharded_like, weights_like
 from smlightning.cluster.strategies import ConnectsRanks, LauncherEnvironment
@@ -33,6 +35,10 @@ class ShardedStrategy(ConnectsRanks, ModelParallelStrategy):
     Args:
         shard_size: consecutive ranks that hold the state once among them; every such group is a
             replica (HSDP). 0: all ranks.
+
+    Attributes:
+        sample: on rank 0 the model before it is sharded, with one number of each tensor; None if
+            it cannot be copied.
 
     Raises:
         ClusterError: torch is older than 2.6, the cluster's backend is SMDDP, or the world size is
@@ -61,6 +67,7 @@ class ShardedStrategy(ConnectsRanks, ModelParallelStrategy):
         )
         self.cluster_environment = LauncherEnvironment(cluster)
         self.shard_size = shard_size or cluster.world_size
+        self.sample: Any = None
 
     @property
     def lightning_restore_optimizer(self) -> bool:
@@ -89,6 +96,9 @@ class ShardedStrategy(ConnectsRanks, ModelParallelStrategy):
         assert module is not None
         _check_module(module)
         if not fsdp2.is_sharded(module):
+            if trainer.is_global_zero:
+                with contextlib.suppress(Exception):  # of the model's attributes
+                    self.sample = copies.copied(module, one_number=True)
             bf16 = trainer.precision == "bf16-mixed"
             fsdp2.shard(module, self._mesh(), self.root_device, bf16)
 
@@ -100,6 +110,8 @@ class ShardedStrategy(ConnectsRanks, ModelParallelStrategy):
 
         assert self.lightning_module is not None
         fsdp2.reshard(self.lightning_module)
+
+    on_test_end = on_validation_end
 
     def _mesh(self) -> Any:
         """The ranks that hold the shards, or (replicas, ranks that hold shards of one), as
