@@ -1,0 +1,47 @@
+"""The libraries of the page "Libraries": what is installed, what their models log, what to know."""
+
+from dataclasses import dataclass
+
+TORCHVISION = "torchvision==0.28.0"  # of torch 2.13.0: pip would take the newest, and its torch
+LIGHTNING = "lightning==2.6.6"
+
+
+@dataclass(frozen=True)
+class Library:
+    """One row of the table; parts/NAME.py has its model and data.
+
+    Attributes:
+        packages: what pip installs next to a project's environment, whose versions stay.
+        monitor: the metric of validation that chooses the best weights.
+        logged: all that validation and test log.
+        know: what its user needs to know, in a sentence.
+        alone: its own pins do not allow the project's versions: installed without dependencies.
+    """
+
+    name: str
+    packages: tuple[str, ...]
+    monitor: str
+    logged: tuple[str, ...]
+    know: str
+    alone: bool = False
+
+    @property
+    def package(self) -> str:
+        return self.packages[0].partition("==")[0]
+
+
+LOSS = ("val_loss", "test_loss")
+LIBRARIES = (
+    Library("chemprop", ("chemprop==2.3.1",), "val_loss", ("val_loss", "val/rmse", "test/rmse"), ""),
+    Library("lightly", ("lightly==1.6.0", TORCHVISION), "val_loss", LOSS, ""),
+    Library("pytorch_forecasting", ("pytorch-forecasting==1.8.0",), "val_loss", LOSS, ""),
+    Library("gluonts", ("gluonts[torch]==0.17.0", LIGHTNING), "val_loss", LOSS, ""),
+    Library("torch_geometric", ("torch_geometric==2.8.1",), "val_loss", LOSS, ""),
+    Library("timm", ("timm==1.0.31", LIGHTNING, TORCHVISION), "val_loss", LOSS, ""),
+    Library("torchgeo", ("torchgeo==0.8.1", TORCHVISION), "val_loss", LOSS, ""),
+    Library("scvi", ("scvi-tools==1.4.2",), "elbo_validation", ("elbo_validation",), ""),
+    Library("neuralforecast", ("neuralforecast==3.3.0",), "valid_loss", ("valid_loss", ), ""),
+    Library("monai", ("monai==1.6.1", LIGHTNING), "val_loss", LOSS, ""),
+    Library("matgl", ("matgl==4.1.2",), "val_Total_Loss", LOSS, ""),
+    Library("pytorch_tabular", ("pytorch-tabular==1.2.0",), "valid_loss", LOSS, "", alone=True),
+)
