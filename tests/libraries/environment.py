@@ -53,6 +53,9 @@ def _fill(folder: Path, python: Path, library: Library) -> None:
         run([*install, *(["--extra-index-url", CPU_INDEX] if vision else [])], folder)
     except subprocess.CalledProcessError:  # not every network reaches that index
         run(install, folder)
+    torchrun = folder / "bin" / "torchrun"  # the rehearsal's, which finds the library
+    torchrun.write_text(f"#!{python}\nfrom torch.distributed.run import main\nmain()\n")
+    torchrun.chmod(0o755)
     if vision:
         with (own / "torchvision" / "extension.py").open("a") as file:
             file.write(DECLARED)

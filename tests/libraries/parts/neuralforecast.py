@@ -20,7 +20,7 @@ class Network(MLP):
 
     def test_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         loss = self.validation_step(batch, batch_idx)
-        self.log("test/ptl/val_loss", loss, batch_size=len(batch["temporal"]))
+        self.log("test_loss", loss, batch_size=len(batch["temporal"]))
         return loss
 
 

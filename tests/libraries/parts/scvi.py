@@ -25,7 +25,7 @@ class Network(TrainingPlan):
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
         *_, losses = self.forward(batch, loss_kwargs=self.loss_kwargs)
-        self.log("test/elbo_validation", losses.loss, batch_size=losses.n_obs_minibatch)
+        self.log("elbo_test", losses.loss, batch_size=losses.n_obs_minibatch)
 
 
 class Rows(DataSplitter):
