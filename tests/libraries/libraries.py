@@ -16,6 +16,7 @@ class Library:
         logged: all that validation and test log.
         know: what its user needs to know, in a sentence.
         alone: its own pins do not allow the project's versions: installed without dependencies.
+        unused: its steps leave parameters out, which DDP has to be told.
     """
 
     name: str
@@ -24,6 +25,7 @@ class Library:
     logged: tuple[str, ...]
     know: str
     alone: bool = False
+    unused: bool = False
 
     @property
     def package(self) -> str:
@@ -41,7 +43,9 @@ def of_both(*names: str) -> tuple[str, ...]:
 
 
 LIBRARIES = (
-    Library("chemprop", ("chemprop==2.3.1",), "val/rmse", ("val_loss", "val/rmse", "test/rmse"), ""),
+    Library(
+        "chemprop", ("chemprop==2.3.1",), "val/rmse", ("val_loss", "val/rmse", "test/rmse"), ""
+    ),
     Library("lightly", ("lightly==1.6.0", TORCHVISION), "val_loss", LOSS, ""),
     Library(
         "pytorch_forecasting", ("pytorch-forecasting==1.8.0",), "val_loss", of_both(*FORECAST), ""
@@ -56,19 +60,25 @@ LIBRARIES = (
         "elbo_validation",
         (*(f"{name}_validation" for name in CELLS_OF), "validation_loss", "elbo_test"),
         "",
+        unused=True,
     ),
     Library(
         "neuralforecast", ("neuralforecast==3.3.0",), "valid_loss", ("valid_loss", "test_loss"), ""
     ),
     Library("monai", ("monai==1.6.1", LIGHTNING), "val_loss", LOSS, ""),
-    Library(
-        "matgl", ("matgl==4.1.2",), "val_Total_Loss", of_both("Total_Loss", "MAE", "RMSE"), ""
-    ),
+    Library("matgl", ("matgl==4.1.2",), "val_Total_Loss", of_both("Total_Loss", "MAE", "RMSE"), ""),
     Library(
         "pytorch_tabular",
         (
-            "pytorch-tabular==1.1.1", "pytorch-tabnet==4.1.0", "einops", "ipywidgets",
-            "scikit-learn", "joblib", "threadpoolctl", "narwhals", "category-encoders",
+            "pytorch-tabular==1.1.1",
+            "pytorch-tabnet==4.1.0",
+            "einops",
+            "ipywidgets",
+            "scikit-learn",
+            "joblib",
+            "threadpoolctl",
+            "narwhals",
+            "category-encoders",
         ),
         "valid_loss",
         ("valid_loss", "valid_mean_squared_error", "test_loss", "test_mean_squared_error"),

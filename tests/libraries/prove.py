@@ -6,17 +6,19 @@
 
 For each library, pip fills an environment that keeps the versions of this one (environment.py). A
 generated project gets the files of project/, and parts/NAME.py: the library's own module and data.
-It is trained on one rank, on two by torchrun, there stopped and resumed, and rehearsed on two hosts;
-the contract tests judge it; script/train.py, a plain script of the library, is rehearsed as well.
+It is trained on one rank, on two by torchrun, there stopped and resumed, and rehearsed on two
+hosts; the contract tests judge it; script/train.py, a plain script of the library, is rehearsed.
 `test_libraries.py` compares record and page.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -94,13 +96,16 @@ class Project:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
             try:
                 status = process.wait(SECONDS)
             except subprocess.TimeoutExpired:
-                process.terminate()
-                process.wait(30)
                 raise Failed(f"not done after {SECONDS} s") from None
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # torchrun's ranks, too
+                process.wait()
         text = file.read_text(encoding="utf-8", errors="replace")
         if status:
             raise Failed(sentence(text))
@@ -160,8 +165,9 @@ def resumed(project: Project) -> str:
         raise Failed("it began anew")
     named = [line for line in log.splitlines() if "inexact" in line]
     last = [re.findall(r"last weights .*", text)[-1:] for text in (undisturbed, log)]
-    one, other = (load_file(project.folder / name / "model/model.safetensors")
-                  for name in ("two", "resumed"))
+    one, other = (
+        load_file(project.folder / name / "model/model.safetensors") for name in ("two", "resumed")
+    )
     differ = [key for key in one if one[key].tobytes() != other[key].tobytes()]
     if named:
         return f"`inexact`: {named[0].partition('inexact')[2].strip(': ')}"
@@ -179,8 +185,9 @@ def contract(project: Project) -> str:
         project.run(words, "contract")
     except Failed:
         text = (project.folder / "contract.log").read_text(encoding="utf-8")
-        failed = [line.partition("::")[2] for line in text.splitlines()
-                  if re.match("FAILED|ERROR", line)]
+        failed = [
+            line.partition("::")[2] for line in text.splitlines() if re.match("FAILED|ERROR", line)
+        ]
         raise Failed("; ".join(failed) or sentence(text)) from None
     return "yes"
 
@@ -194,7 +201,10 @@ def script(project: Project) -> str:
     folder = project.folder / "script"
     shutil.copytree(HERE / "script", folder)
     shutil.copy(project.path / "src" / "parts.py", folder)
-    (folder / "requirements.txt").write_text((project.folder / "library.txt").read_text())
+    listed_packages = (project.folder / "library.txt").read_text() + "pytorch-lightning\n"
+    (folder / "requirements.txt").write_text(listed_packages)
+    if "unused" in (project.folder / "unused.txt").read_text():
+        replaced(folder / "train.py", '"ddp"', '"ddp_find_unused_parameters_true"')
     return _rehearse(project, "own-script", ["--source-dir", str(folder)])
 
 
@@ -208,8 +218,9 @@ def _rehearse(project: Project, name: str, more: list[str]) -> str:
         if not report.is_file():
             raise
         checks = json.loads(report.read_text(encoding="utf-8"))["checks"]
-        failed = [f"{each['name']}: {each['detail']}" for each in checks
-                  if each["verdict"] == "failed"]
+        failed = [
+            f"{each['name']}: {each['detail']}" for each in checks if each["verdict"] == "failed"
+        ]
         raise Failed("; ".join(failed) or str(failure)) from None
     return "yes"
 
@@ -238,11 +249,21 @@ def make_project(library: Library, python: Path, folder: Path) -> Project:
     shutil.copy(HERE / "parts" / f"{library.name}.py", source / "parts.py")
     names = f"LOGGED = {library.logged}\nMONITOR = {library.monitor!r}\n"
     (source / "names.py").write_text(names)
+    (folder / "unused.txt").write_text("unused" if library.unused else "")
+    if library.unused:
+        field = '"find_unused_parameters": '
+        replaced(source / "dist.py", f"{field}False", f"{field}True")
     listed_packages = "".join(f"{package}\n" for package in library.packages)
     (folder / "library.txt").write_text(listed_packages)
     with (source / "requirements.txt").open("a") as file:  # the rehearsal hides other packages
         file.write(listed_packages)
     return project
+
+
+def replaced(path: Path, old: str, new: str) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert text.count(old) == 1, (path, old)
+    path.write_text(text.replace(old, new), encoding="utf-8")
 
 
 def prove(library: Library, environments: Path, folder: Path, cells: Sequence[str]) -> Row:
@@ -251,6 +272,7 @@ def prove(library: Library, environments: Path, folder: Path, cells: Sequence[st
     row = Row(library.name, versions_of(library, environments))
     row.day = datetime.now(UTC).date().isoformat()
     row.machine = f"{os.cpu_count()} cores, {platform.machine()}"
+    folder.mkdir(parents=True, exist_ok=True)
     project = make_project(library, python, folder)
     for name in cells:
         started = time.monotonic()
@@ -284,6 +306,8 @@ def table(record: dict[str, Any]) -> str:
     lines = [["library", *CELLS], ["---"] * (1 + len(CELLS))]
     notes: list[str] = []
     for library in LIBRARIES:
+        if library.name not in record:
+            continue
         row = record[library.name]
         version = row["versions"][library.package.partition("[")[0]]
         line = [f"{library.package.partition('[')[0]} {version}"]
@@ -327,7 +351,7 @@ def main() -> int:
             if arguments.libraries and library.name not in arguments.libraries:
                 continue
             folder = (arguments.keep or Path(temporary)).resolve() / library.name
-            folder.mkdir(parents=True)
+
             rows.append(prove(library, arguments.environments, folder, arguments.cells))
     if arguments.record:
         record = json.loads(RECORD.read_text()) if RECORD.is_file() else {}
@@ -338,8 +362,7 @@ def main() -> int:
                 new[key] = {**old[key], **new[key]}
             record[row.name] = new
         RECORD.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
-        if {*known} <= {*record}:
-            write_page(record)
+        write_page(record)
     return int(any(cell.startswith("no") for row in rows for cell in row.cells.values()))
 
 

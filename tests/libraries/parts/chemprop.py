@@ -29,18 +29,22 @@ class Rows(pl.LightningDataModule):
         self.batch_size = batch_size
 
     def setup(self, stage: str) -> None:
+        """Make the loaders here: in a hook, Lightning would give them a sampler twice."""
         points = [MoleculeDatapoint.from_smi(smiles, [mass(smiles)]) for smiles in SMILES]
         parts = points[:48], points[48:56], points[56:]
-        self.splits = [MoleculeDataset(part) for part in parts]
+        self.loaders = [
+            build_dataloader(MoleculeDataset(part), self.batch_size, shuffle=part is parts[0])
+            for part in parts
+        ]
 
     def train_dataloader(self) -> DataLoader:
-        return build_dataloader(self.splits[0], self.batch_size)
+        return self.loaders[0]
 
     def val_dataloader(self) -> DataLoader:
-        return build_dataloader(self.splits[1], self.batch_size, shuffle=False)
+        return self.loaders[1]
 
     def test_dataloader(self) -> DataLoader:
-        return build_dataloader(self.splits[2], self.batch_size, shuffle=False)
+        return self.loaders[2]
 
 
 def mass(smiles: str) -> float:

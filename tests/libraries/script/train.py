@@ -4,10 +4,15 @@ import argparse
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
-
 from parts import Network, Rows, pl
+
+
+class Model(Network):
+    def log(self, name: str, *value: Any, **more: Any) -> None:
+        super().log(name, *value, **{**more, "sync_dist": True})
 
 
 def main() -> None:
@@ -27,7 +32,7 @@ def main() -> None:
         default_root_dir=str(checkpoints),
         log_every_n_steps=1,
     )
-    network = Network()
+    network = Model()
     trainer.fit(network, Rows(8), ckpt_path=last, weights_only=False)
     if trainer.is_global_zero:
         torch.save(network.state_dict(), model_dir / "weights.pt")

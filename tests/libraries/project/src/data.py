@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from options import Options
 from parts import Rows
+
+from options import Options
 
 
 class Data(Rows):

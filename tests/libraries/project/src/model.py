@@ -1,4 +1,4 @@
-"""`Model`: the library's module. It can stop its own run, and prints a digest of its last weights."""
+"""`Model`: the library's module. It can stop its own run, and prints a digest of its weights."""
 
 import hashlib
 import os
@@ -7,8 +7,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from options import Options
 from parts import Network
+
+from options import Options
 from smlightning import pretrained
 
 

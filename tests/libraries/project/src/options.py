@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from names import LOGGED, MONITOR
+
 from smlightning.options import PositiveInt, option
 from smlightning.training.options import TrainerOptions
 

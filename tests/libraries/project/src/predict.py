@@ -20,9 +20,8 @@ def main() -> int:
     arguments = predictions.parser(__doc__, "text", SAMPLE).parse_args()
 
     def answer() -> None:
-        import torch
-
         import parts
+        import torch
 
         with torch.inference_mode():
             print(json.dumps(parts.answer(model_fn(arguments.model_dir))))
