@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from example_projects import bake_example
 from libraries import prove
+from libraries.environment import library_python
 from libraries.libraries import LIBRARIES
+from projects import TEMPLATE
 
 RECORD = json.loads(prove.RECORD.read_text(encoding="utf-8"))
 SMALLEST = ("torch_geometric", "monai", "gluonts")  # MB to install, not GB
@@ -43,3 +46,18 @@ def test_a_library_trains_as_the_page_says(name: str, tmp_path: Path) -> None:
     cells = ["one rank", "two ranks", "stopped, resumed"]
     row = prove.prove(library, tmp_path / "environments", tmp_path / "run", cells)
     assert row.cells == {cell: RECORD[name]["cells"][cell] for cell in cells}
+
+
+@pytest.mark.long
+def test_the_example_holds_the_contract(tmp_path: Path) -> None:
+    """examples/library, with chemprop: stopped and resumed, rehearsed, asked."""
+    (library,) = [each for each in LIBRARIES if each.name == "chemprop"]
+    python = library_python(library, tmp_path / "environments")
+    example = TEMPLATE / "examples" / "library"
+    made = bake_example(tmp_path / "baked", example / "src", example / "tests")
+    project = prove.Project(python, tmp_path)
+    made.path.rename(project.path)
+    with (project.path / "src" / "requirements.txt").open("a") as file:
+        file.write("chemprop==2.3.1\n")
+    words = ["-m", "pytest", "-n", "0", "tests/test_contract.py", "-k", "not preflight"]
+    project.run([*words, "--basetemp", str(tmp_path / "contract")], "contract")
