@@ -24,8 +24,8 @@ class Options(TrainerOptions):
 
 
 METRICS = (
-    "train/loss", "train_loss_epoch", "val_loss", "val/rmse", "val/mae", "test/rmse", "test/mae", "lr",
-    "samples_per_second", "data_wait",
+    "train/loss", "train_loss_step", "train_loss_epoch", "val_loss", "val/rmse", "val/mae",
+    "test/rmse", "test/mae", "lr", "samples_per_second", "data_wait",
 )  # fmt: skip
 MONITOR = "val/rmse"  # in standard deviations of the training data; the test's in its unit
 MODE: Literal["max", "min"] = "min"
