@@ -1,6 +1,7 @@
 """The libraries of the page "Libraries": what is installed, what their models log, what to know."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 TORCHVISION = "torchvision==0.28.0"  # of torch 2.13.0: pip would take the newest, and its torch
 LIGHTNING = "lightning==2.6.6"
@@ -16,6 +17,7 @@ class Library:
         logged: all that validation and test log.
         alone: its own pins do not allow the project's versions: installed without dependencies.
         unused: its steps leave parameters out, which DDP has to be told.
+        options: of its runs, next to those of all.
     """
 
     name: str
@@ -24,6 +26,7 @@ class Library:
     logged: tuple[str, ...]
     alone: bool = False
     unused: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
 
     @property
     def know(self) -> str:
@@ -52,31 +55,50 @@ def of_all(*names: str) -> tuple[str, ...]:
 
 
 KNOW = {
-    "chemprop": "Make its loaders in `setup`: it passes `shuffle` and `sampler` by position, which "
-    "Lightning cannot exchange in a hook. Its guard against a last batch of one counts "
-    "all ranks' molecules: with `batch_norm`, choose a batch size that leaves none on "
-    "each rank.",
-    "lightly": "Its memory bank is not in `state_dict`, so checkpoints of a plain Trainer lack it;"
-    " those of a project have it.",
-    "pytorch_forecasting": "The loss and metrics among its hyperparameters are objects: checkpoints leave them"
-    " out. Without `sync_dist` it logs one rank's values. Its synchronized batch "
-    "sampler raises under DDP.",
-    "gluonts": "It gives all ranks the same windows: give each rank its series, by "
-    "`self.trainer.global_rank`. Its module has no `test_step`.",
-    "torch_geometric": '`loader="full"` counts the devices of one host, so several hosts train on the same'
-    " graph.",
-    "timm": "Its schedulers need `lr_scheduler_step` in the module. Pin torchvision: pip takes "
-    "the newest, and with it another torch.",
-    "torchgeo": "It logs without `sync_dist`. Pin torchvision, as for timm. 0.10 needs Python 3.12.",
-    "scvi": "Its steps leave parameters out: `find_unused_parameters` is True in `src/dist.py`,"
-    ' and a plain Trainer takes `"ddp_find_unused_parameters_true"`. It has no '
-    "`test_step`.",
-    "neuralforecast": "Its models have no `test_step`, and set torch's seed when training begins. Its "
-    "loss is an object: checkpoints leave it out.",
-    "monai": "A batch of its data sets holds `MetaTensor`, which is a tensor.",
-    "matgl": "`MGLDataset` stores graphs in the working directory: `save_cache=False`, or write "
-    "them in `prepare_data`.",
-    "pytorch_tabular": "Its pins exclude this Lightning and torchmetrics: installed with `--no-deps`.",
+    "chemprop": (
+        "Make its loaders in `setup`: it passes `shuffle` and `sampler` by position, which "
+        "Lightning cannot exchange in a hook. Its guard against a last batch of one counts all "
+        "ranks' molecules: with `batch_norm`, choose a batch size that leaves none on each rank."
+    ),
+    "lightly": (
+        "Its memory bank is not in `state_dict`, so checkpoints of a plain Trainer lack it; those"
+        " of a project have it."
+    ),
+    "pytorch_forecasting": (
+        "The loss and metrics among its hyperparameters are objects: checkpoints leave them out. "
+        "Without `sync_dist` it logs one rank's values. Its synchronized batch sampler raises "
+        "under DDP."
+    ),
+    "gluonts": (
+        "Its loaders have no length: pass `--max_steps`. It gives all ranks the same windows: "
+        "give each rank its series, by `self.trainer.global_rank`. Its module has no `test_step`."
+    ),
+    "torch_geometric": (
+        '`loader="full"` counts the devices of one host, so several hosts train on the same graph.'
+    ),
+    "timm": (
+        "Its schedulers need `lr_scheduler_step` in the module. Pin torchvision: pip takes the "
+        "newest, and with it another torch."
+    ),
+    "torchgeo": (
+        "It logs without `sync_dist`. Pin torchvision, as for timm. 0.10 needs Python 3.12."
+    ),
+    "scvi": (
+        "Its steps leave parameters out: `find_unused_parameters` is True in `src/dist.py`, and a"
+        ' plain Trainer takes `"ddp_find_unused_parameters_true"`. It has no `test_step`.'
+    ),
+    "neuralforecast": (
+        "Its models have no `test_step`, and set torch's seed when training begins. Its loss is "
+        "an object: checkpoints leave it out."
+    ),
+    "monai": ("Its random transforms draw from generators of their own."),
+    "matgl": (
+        "`MGLDataset` stores graphs in the working directory: `save_cache=False`, or write them "
+        "in `prepare_data`."
+    ),
+    "pytorch_tabular": (
+        "Its pins exclude this Lightning and torchmetrics: installed with `--no-deps`."
+    ),
 }
 
 
@@ -94,7 +116,13 @@ LIBRARIES = (
         "val_loss",
         (*FORKED, *of_both(*FORECAST)),
     ),
-    Library("gluonts", ("gluonts[torch]==0.17.0", LIGHTNING), "val_loss", ("train_loss", *LOSS)),
+    Library(
+        "gluonts",
+        ("gluonts[torch]==0.17.0", LIGHTNING),
+        "val_loss",
+        ("train_loss", *LOSS),
+        options={"max_steps": 18},
+    ),
     Library("torch_geometric", ("torch_geometric==2.8.1",), "val_loss", LOSS),
     Library("timm", ("timm==1.0.31", LIGHTNING, TORCHVISION), "val_loss", LOSS),
     Library("torchgeo", ("torchgeo==0.8.1", TORCHVISION), "val_loss", of_all(*SCORES)),

@@ -69,6 +69,7 @@ class Project:
 
     python: Path
     folder: Path  # of the project, of runs and logs
+    options: dict[str, Any] = field(default_factory=dict)
 
     @property
     def path(self) -> Path:
@@ -126,7 +127,7 @@ def sentence(text: str) -> str:
 def train(project: Project, name: str, ranks: int = 1, **variables: str) -> str:
     """The log of train.py, whose results are in the folder ``name``."""
     words = ["src/train.py", "--output_dir", str(project.folder / name)]
-    for option, value in OPTIONS.items():
+    for option, value in project.options.items():
         words += [f"--{option}", str(value)]
     if ranks == 1:
         return project.run(words, name, **variables)
@@ -193,7 +194,7 @@ def contract(project: Project) -> str:
 
 
 def rehearsed(project: Project) -> str:
-    words = ["--", *(f"--{option}={value}" for option, value in OPTIONS.items())]
+    words = ["--", *(f"--{option}={value}" for option, value in project.options.items())]
     return _rehearse(project, "rehearsal", words)
 
 
@@ -241,13 +242,14 @@ CELLS: dict[str, Callable[[Project], str]] = {
 def make_project(library: Library, python: Path, folder: Path) -> Project:
     """A generated project with the library's files in place of its own."""
     made = bake(folder / "baked").path
-    project = Project(python, folder)
+    project = Project(python, folder, {**OPTIONS, **library.options})
     made.rename(project.path)
     shutil.rmtree(project.path / "tests" / "example")
     shutil.copytree(HERE / "project", project.path, dirs_exist_ok=True)
     source = project.path / "src"
     shutil.copy(HERE / "parts" / f"{library.name}.py", source / "parts.py")
     names = f"LOGGED = {library.logged}\nMONITOR = {library.monitor!r}\n"
+    names += f"RUN = {library.options}\n"
     (source / "names.py").write_text(names)
     (folder / "unused.txt").write_text("unused" if library.unused else "")
     if library.unused:
