@@ -81,11 +81,14 @@ KNOW = {
         "newest, and with it another torch."
     ),
     "torchgeo": (
-        "It logs without `sync_dist`. Pin torchvision, as for timm. 0.10 needs Python 3.12."
+        "`torchgeo.datasets` imports requests, which only its extra `datasets` requires: list "
+        "requests too. It logs without `sync_dist`. Pin torchvision, as for timm. 0.10 needs "
+        "Python 3.12."
     ),
     "scvi": (
-        "Its steps leave parameters out: `find_unused_parameters` is True in `src/dist.py`, and a"
-        ' plain Trainer takes `"ddp_find_unused_parameters_true"`. It has no `test_step`.'
+        "Set `scvi.settings.seed`: otherwise each process splits the cells in another way. Its "
+        "steps leave parameters out: `find_unused_parameters` is True in `src/dist.py`, and a "
+        'plain Trainer takes `"ddp_find_unused_parameters_true"`. It has no `test_step`.'
     ),
     "neuralforecast": (
         "Its models have no `test_step`, and set torch's seed when training begins. Its loss is "
@@ -125,7 +128,7 @@ LIBRARIES = (
     ),
     Library("torch_geometric", ("torch_geometric==2.8.1",), "val_loss", LOSS),
     Library("timm", ("timm==1.0.31", LIGHTNING, TORCHVISION), "val_loss", LOSS),
-    Library("torchgeo", ("torchgeo==0.8.1", TORCHVISION), "val_loss", of_all(*SCORES)),
+    Library("torchgeo", ("torchgeo==0.8.1", TORCHVISION, "requests"), "val_loss", of_all(*SCORES)),
     Library(
         "scvi",
         ("scvi-tools==1.4.2",),

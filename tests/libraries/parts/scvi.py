@@ -13,6 +13,7 @@ from scvi.train import TrainingPlan
 
 @cache
 def cells() -> scvi.model.SCVI:
+    scvi.settings.seed = 0  # or each process splits the cells in another way
     np.random.seed(0)
     counts = scvi.data.synthetic_iid(batch_size=40, n_genes=20, n_proteins=0, n_regions=0)
     scvi.model.SCVI.setup_anndata(counts)
