@@ -14,7 +14,7 @@ export MYPY_CACHE_DIR := $(CURDIR)/$(VENV)/mypy_cache
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test package-tests template-tests elsewhere lint types workflows docs reference pictures images bench gpu wheels \
+.PHONY: help demo test package-tests template-tests elsewhere lint types workflows docs reference pictures images libraries bench gpu wheels \
   stress outputs losses clean project
 
 help:  ## this list
@@ -116,6 +116,9 @@ losses: $(VENV)/.tests  ## record the example's first training losses again
 
 images: $(VENV)/.tests  ## each image of the table proven with its own torch: make images ARGS="smddp current"
 	PYTHONPATH='$(RUNTIME):tests:tests/template' $(BIN)/python -m images.prove $(ARGS)
+
+libraries: $(VENV)/.tests  ## models of libraries in a project: make libraries ARGS="chemprop lightly"
+	PYTHONPATH='$(RUNTIME):tests:tests/template' $(BIN)/python -m libraries.prove $(ARGS)
 
 bench: $(VENV)/.tests  ## the figures of docs/measurements.md: make bench ARGS="--against ../older"
 	$(BIN)/python benchmarks/bench.py $(ARGS)

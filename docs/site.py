@@ -19,6 +19,7 @@ AT_ROOT = {
     "CHANGELOG": "changelog",
     "examples/language-model/README": "language_model",
     "examples/lora/README": "lora",
+    "examples/library/README": "library_example",
     "examples/image-classification/README": "image_classification",
     "examples/image-to-text/README": "image_to_text",
     "examples/bring-your-project/README": "bring_example",
