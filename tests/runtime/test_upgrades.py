@@ -60,7 +60,7 @@ def trainer() -> pl.Trainer:
 
 RUNTIME = Path(smlightning.__file__).parent
 DOCUMENTED = {"_exit", "_current_frames", "_fields", "_replace"}  # Python's, in spite of their form
-OF_DATA = {"_column", "_delta_log", "_task_hash"}  # the end of an option, a folder, a key of records
+OF_DATA = {"_column", "_delta_log", "_task_hash"}  # an option's end, a folder, a key of records
 
 
 def owners(trainer: pl.Trainer) -> dict[str, Any]:
