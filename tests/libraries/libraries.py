@@ -94,13 +94,17 @@ KNOW = {
         "Its models have no `test_step`, and set torch's seed when training begins. Its loss is "
         "an object: checkpoints leave it out."
     ),
-    "monai": ("Its random transforms draw from generators of their own."),
+    "monai": (
+        "Losses of its batches are `MetaTensor`: checkpoints hold them as plain tensors. Its "
+        "random transforms draw from generators of their own."
+    ),
     "matgl": (
         "`MGLDataset` stores graphs in the working directory: `save_cache=False`, or write them "
         "in `prepare_data`."
     ),
     "pytorch_tabular": (
-        "Its pins exclude this Lightning and torchmetrics: installed with `--no-deps`."
+        "Its pins exclude this Lightning and torchmetrics: installed with `--no-deps`, next to "
+        "what it imports, requests among it."
     ),
 }
 
@@ -162,6 +166,7 @@ LIBRARIES = (
             "threadpoolctl",
             "narwhals",
             "category-encoders",
+            "requests",
         ),
         "valid_loss",
         tuple(f"{split}_{name}" for split in ("train", "valid", "test") for name in TABULAR),
