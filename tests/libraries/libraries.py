@@ -71,7 +71,9 @@ KNOW = {
     ),
     "gluonts": (
         "Its loaders have no length: pass `--max_steps`. It gives all ranks the same windows: "
-        "give each rank its series, by `self.trainer.global_rank`. Its module has no `test_step`."
+        "give each rank its series, by `self.trainer.global_rank`. Windows are drawn at random, "
+        "so the contract test that counts the samples of several ranks fails. Its module has no "
+        "`test_step`."
     ),
     "torch_geometric": (
         '`loader="full"` counts the devices of one host, so several hosts train on the same graph.'

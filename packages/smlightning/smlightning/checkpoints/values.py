@@ -272,7 +272,7 @@ def needs_present(value: Any) -> bool:
 def encoded(state: Any) -> tuple[Any, dict[Place, str]]:
     """A copy of a state in which every value is plain data or a tensor.
 
-    Tensors stay the same objects. Those of a library's own class, such as MONAI's MetaTensor, become
+    Tensors stay the same objects. Those of a library's own class, as MONAI's MetaTensor, become
     torch's: torch.load may reject their other attributes, and with them the checkpoint. What is of
     another class is left out of the nearest mapping.
 
