@@ -71,7 +71,9 @@ KNOW = {
     ),
     "gluonts": (
         "Its loaders have no length: pass `--max_steps`. It gives all ranks the same windows: "
-        "give each rank its series, by `self.trainer.global_rank`. Its module has no `test_step`."
+        "give each rank its series, by `self.trainer.global_rank`. Windows are drawn at random, "
+        "so the contract test that counts the samples of several ranks fails. Its module has no "
+        "`test_step`."
     ),
     "torch_geometric": (
         '`loader="full"` counts the devices of one host, so several hosts train on the same graph.'
@@ -94,13 +96,17 @@ KNOW = {
         "Its models have no `test_step`, and set torch's seed when training begins. Its loss is "
         "an object: checkpoints leave it out."
     ),
-    "monai": ("Its random transforms draw from generators of their own."),
+    "monai": (
+        "Losses of its batches are `MetaTensor`: checkpoints hold them as plain tensors. Its "
+        "random transforms draw from generators of their own."
+    ),
     "matgl": (
         "`MGLDataset` stores graphs in the working directory: `save_cache=False`, or write them "
         "in `prepare_data`."
     ),
     "pytorch_tabular": (
-        "Its pins exclude this Lightning and torchmetrics: installed with `--no-deps`."
+        "Its pins exclude this Lightning and torchmetrics: installed with `--no-deps`, next to "
+        "what it imports, requests among it."
     ),
 }
 
@@ -162,6 +168,7 @@ LIBRARIES = (
             "threadpoolctl",
             "narwhals",
             "category-encoders",
+            "requests",
         ),
         "valid_loss",
         tuple(f"{split}_{name}" for split in ("train", "valid", "test") for name in TABULAR),

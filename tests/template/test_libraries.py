@@ -45,7 +45,11 @@ def test_a_library_trains_as_the_page_says(name: str, tmp_path: Path) -> None:
     (library,) = [each for each in LIBRARIES if each.name == name]
     cells = ["one rank", "two ranks", "stopped, resumed"]
     row = prove.prove(library, tmp_path / "environments", tmp_path / "run", cells)
-    assert row.cells == {cell: RECORD[name]["cells"][cell] for cell in cells}
+    found, recorded = (
+        [verdicts[cell].partition(":")[0] for cell in cells]  # a sentence counts its batches
+        for verdicts in (row.cells, RECORD[name]["cells"])
+    )
+    assert found == recorded and "no" not in found, row.cells
 
 
 @pytest.mark.long

@@ -53,6 +53,24 @@ VALUES: tuple[Any, ...] = (
 )  # fmt: skip
 
 
+class Noted(torch.Tensor):
+    """A library's tensor with an attribute, as MONAI's MetaTensor; operations keep the class."""
+
+    note: Any = None
+
+
+def test_a_tensor_of_a_librarys_class_is_read_as_torchs(tmp_path: Path) -> None:
+    """Such a tensor is logged as a loss, and torch.load would reject the whole checkpoint."""
+    loss = torch.tensor([0.5, 2.0]).as_subclass(Noted)
+    loss.note = Phase.MAIN
+    writer = CheckpointWriter(tmp_path)
+    writer.hold({"callbacks": {"Own": {"x": [loss]}}}, Position(step=1))
+    writer.write()
+    writer.finish()
+    (read,) = files.read(files.numbered(tmp_path)[0][1])["callbacks"]["Own"]["x"]
+    assert type(read) is torch.Tensor and read.tolist() == [0.5, 2.0]
+
+
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
 def test_a_value_is_read_as_it_was(value: Any, tmp_path: Path) -> None:
     writer = CheckpointWriter(tmp_path)

@@ -272,7 +272,9 @@ def needs_present(value: Any) -> bool:
 def encoded(state: Any) -> tuple[Any, dict[Place, str]]:
     """A copy of a state in which every value is plain data or a tensor.
 
-    Tensors stay the same objects. What is of another class is left out of the nearest mapping.
+    Tensors stay the same objects. Those of a library's own class, as MONAI's MetaTensor, become
+    torch's: torch.load may reject their other attributes, and with them the checkpoint. What is of
+    another class is left out of the nearest mapping.
 
     Returns:
         The copy, and the place and class of what is left out.
@@ -285,6 +287,8 @@ def encoded(state: Any) -> tuple[Any, dict[Place, str]]:
 
     def within(value: Any, place: Place) -> Any:
         kind: Any = type(value)
+        if is_of_others(value):
+            return torch.Tensor.as_subclass(value.detach(), torch.Tensor)
         if isinstance(value, torch.Tensor) or kind in allowed or is_plain(value):
             return value
         if kind in MAPPINGS and all(type(key) in PLAIN for key in value):
@@ -341,6 +345,13 @@ def text(place: Place) -> str:
 
 
 # Copies and digests of tensors and arrays
+
+
+def is_of_others(value: Any) -> bool:
+    """Whether it is a tensor of a class that is not torch's, with numbers of its own."""
+    wraps = hasattr(value, "__tensor_flatten__")  # its numbers lie in other tensors
+    name = type(value).__module__
+    return isinstance(value, torch.Tensor) and not wraps and name.partition(".")[0] != "torch"
 
 
 def is_usual(tensor: Any) -> bool:
