@@ -15,7 +15,7 @@ export MYPY_CACHE_DIR := $(CURDIR)/$(VENV)/mypy_cache
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: help demo test package-tests template-tests elsewhere lint types workflows docs reference pictures images libraries bench gpu wheels \
-  stress outputs losses clean project
+  stress findings outputs losses clean project
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -128,6 +128,9 @@ gpu: $(VENV)/.tests  ## what only a GPU can answer; without one: make gpu ARGS="
 
 stress: $(VENV)/.tests  ## stop, kill, damage and hang real runs: make stress ARGS="stops --count 200"
 	$(BIN)/python benchmarks/stress.py $(ARGS)
+
+findings:  ## what libraries do that one would not expect: make findings ARGS="gloo-types monai-workers"
+	@PYTHON='$(PYTHON)' findings/lib/all.sh $(ARGS)
 
 clean:  ## remove generated projects and the environment
 	rm -rf build dist $(VENV)
