@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Expected: with_epoch(n) makes epochs of n rows, and the next epoch goes on where the last one ended.
-# True:     WebLoader.with_epoch(10) begins at the first row in each epoch: of 32 rows, 22 are never seen, unless the
-#           shards are shuffled. WebDataset.with_epoch(16) counts in each worker: four workers give 64 rows of 32.
+# True:     WebLoader.with_epoch(10) begins at the first row in each epoch: of 32 rows, 22 are never seen.
+#           WebDataset.with_epoch(16) counts in each worker: four workers give 64 rows of 32.
 # Source:   webdataset 1.0.2 with torch 2.13.0, pipeline.py (with_epoch), shardshuffle=False.
 . "$(dirname "$0")/lib/environment.sh"
 packages webdataset==1.0.2 torch==2.13.0 numpy
