@@ -16,6 +16,7 @@ AT_ROOT = {
     "README": "index",
     "CONTRIBUTING": "contributing",
     "SECURITY": "security",
+    "findings/README": "findings",
     "CHANGELOG": "changelog",
     "examples/language-model/README": "language_model",
     "examples/lora/README": "lora",

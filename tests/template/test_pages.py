@@ -48,7 +48,8 @@ FOREIGN = """
 Bus error|Expected to have finished reduction|Expected 2 fields in line 3, saw 3|MaxWaitTimeExceeded
 No module named|PermanentRedirect|PutObject|ResourceLimitExceeded|SMDDP does not support
 SM_CHANNEL_MY-DATA|Unable to locate credentials|framework_version|new_group|requires accelerate
-Invalid scalar type|context has already been set|no kernel image is available|smddp|the label is Json|the label is Value|--compile
+Invalid scalar type|context has already been set
+no kernel image is available|smddp|the label is Json|the label is Value|--compile
 """
 # Commands that the AWS command line adds to those of the services' models.
 OF_AWS = {"configure sso", "cloudformation deploy", "s3 cp", "s3 rm"}
