@@ -435,6 +435,25 @@ def test_hooks_of_the_test_do_not_change_what_is_saved(
     assert same(saved_weights("plain"), saved_weights("changed"))
 
 
+@pytest.mark.parametrize("replaced", [True, False])
+def test_a_buffer_that_the_test_computes_is_saved(replaced: bool, fit: Fit) -> None:
+    """Lightning tests in inference mode: a tensor that is made there takes no changes later."""
+
+    class Threshold(Line):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self.net.register_buffer("threshold", torch.zeros(()))
+
+        def on_test_epoch_end(self) -> None:
+            if replaced:
+                self.net.threshold = torch.tensor(0.5)
+            else:
+                self.net.threshold.fill_(0.5)
+
+    fit(Threshold)
+    assert saved_weights()["threshold"] == 0.5
+
+
 class Fused(Line):
     """Replaces its layers in the test, as a merge of adapters does."""
 

@@ -65,7 +65,14 @@ def read(options: Options) -> list[tuple[str, float]]:
     """
     path = Path(options.dataset)
     if options.dataset == "training":
-        (path,) = sorted(sources.channel_folder().glob("*.csv"))
+        files = sorted(sources.channel_folder().glob("*.csv"))
+        if len(files) != 1:
+            raise UserError(
+                f"the channel holds {len(files)} csv files; expected one", "send one csv"
+            )
+        (path,) = files
+    if not path.is_file():
+        raise UserError(f"{path} is no file", "give a csv with --dataset")
     rows = []
     with path.open(newline="", encoding="utf-8") as file:
         for number, row in enumerate(csv.DictReader(file), 2):

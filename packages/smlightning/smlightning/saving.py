@@ -13,13 +13,14 @@ import pytorch_lightning as pl
 from pytorch_lightning.utilities.seed import isolate_rng
 
 from smlightning import copies
+from smlightning.cluster import collectives
 from smlightning.cluster.sharding import ShardedStrategy
 from smlightning.errors import UserError, described, error_chain, is_disk_full
 from smlightning.training import hangs
 
 TRIAL = ".trial"  # in the folder of the model: the same disk, the same permissions
 LARGE = 5 * 10**9  # bytes of a model of which only one number a tensor is tried
-# What training or the test may set: the trial warns.
+# They may come from values that training or the test sets: the trial warns.
 LATER = (AttributeError, LookupError, ArithmeticError, AssertionError)
 # The errors that a copy with one number a tensor shows as well as the model.
 SHAPELESS = (UserError, TypeError, OSError, ImportError)
@@ -29,8 +30,8 @@ class SaveTrial(pl.Callback):
     """Before step 1, tries on rank 0 what the run does last: load weights, save, read back.
 
     It works on a copy, with random numbers of its own, in a folder that it removes. A resumed run
-    was tried before. Of a sharded or large model it only tries one number a tensor, and does not
-    read back: the weights of the others need no time and no space on the disk.
+    was tried before. With a sharded or large model it tries one number a tensor, and does not read
+    back: the other numbers would need time, and space on the disk.
 
     Args:
         directory: the model's.
@@ -40,9 +41,13 @@ class SaveTrial(pl.Callback):
         self.folder = directory / TRIAL
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if trainer.is_global_zero and not trainer.ckpt_path:
-            with hangs.slow(), isolate_rng():
-                self._try(trainer, pl_module)
+        if trainer.ckpt_path:
+            return
+        with hangs.slow():
+            if trainer.is_global_zero:
+                with isolate_rng():
+                    self._try(trainer, pl_module)
+            collectives.any_rank(False)  # the others wait here, as long as rank 0 may take
 
     def _try(self, trainer: pl.Trainer, module: Any) -> None:
         name = type(module).__name__
@@ -102,7 +107,7 @@ def _explained(task: str, later: tuple[type, ...], whole: bool) -> Iterator[None
         if not any(isinstance(cause, later) for cause in error_chain(error)):
             raise UserError(
                 f"{task} fails, tried before step 1: {reason}",
-                "correct it now: after training it would fail, too",
+                "correct it now; if only the test makes it work, let it work without a test, too",
             ) from error
         _warn(
             f"{task} fails before step 1: {reason}; if it needs what training or the test sets, "

@@ -108,6 +108,8 @@ def hidden_gpus(job: Job, request: dict[str, Any], project: Project) -> Iterator
     environment.py, num_gpus).
     """
     gpus = instances.gpus(job.instance_type)
+    if launchers.launcher(job) == "none" and gpus:
+        gpus = 1  # for the one process
     for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):
         value = job.environment.get(name, "all").strip()
         shown = [each for each in value.split(",") if each not in ("", "-1", "none", "void")]
@@ -129,7 +131,8 @@ def misplaced(job: Job, request: dict[str, Any], project: Project) -> Iterator[F
     for table in ("tags", "environment", "secrets"):
         for name in getattr(job, table):
             is_key = name in PATHS and PATHS[name] not in job.model_fields_set
-            members = aws.shape("CreateTrainingJobRequest").members
+            # A tag may have any name: `Environment` is a usual one.
+            members = aws.shape("CreateTrainingJobRequest").members if table != "tags" else ()
             if is_key or {name, f"Training{name}"} & {*members}:
                 hint = hint_for_misplaced_key(name, project) or "set name above the first [table]"
                 yield warning(f"{table}.{name}", f"it is an entry of [{table}], and no key", hint)

@@ -42,14 +42,14 @@ def hosts(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding]
     https://docs.aws.amazon.com/sagemaker/latest/dg/train-vpc.html
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start.html
     """
-    config, network = body["ResourceConfig"], body.get("VpcConfig")
-    if not network or config.get("InstanceCount", 1) == 1:
+    network = body.get("VpcConfig")
+    if not network or max(each.instance_count for each in job.variants) == 1:
         return
     ec2 = aws.client("ec2", job.region)
     subnets = ec2.describe_subnets(SubnetIds=network["Subnets"])["Subnets"]
     names = network["SecurityGroupIds"]
     groups = ec2.describe_security_groups(GroupIds=names)["SecurityGroups"]
-    with_efa = instances.efa(config.get("InstanceType", ""))
+    with_efa = any(instances.efa(each.instance_type) for each in job.variants)
     zones = sorted({subnet["AvailabilityZone"] for subnet in subnets})
     if with_efa and len(zones) > 1:
         problem = f"the subnets are in {' and '.join(zones)}, and EFA works within one zone"

@@ -13,7 +13,6 @@ from smlightning import stored_secrets
 from smlightning_sagemaker.findings import Finding, error, from_error, skipped, warning
 from smlightning_sagemaker.job import aws
 from smlightning_sagemaker.job.job import Job
-from smlightning_sagemaker.preflight import launcher
 from smlightning_sagemaker.project import Project
 
 # Actions of the role, and what the job needs each one for. infra/role-policy.json has all of them
@@ -93,7 +92,6 @@ def keys(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding]:
     read, written, _ = places(body)
     output, disks = body["OutputDataConfig"], body["ResourceConfig"]
     reading, writing = ["kms:Decrypt"], ["kms:GenerateDataKey", "kms:Decrypt"]
-    yield from launcher.volume_key(job, body, project)
     used = [
         ("request.OutputDataConfig.KmsKeyId", output.get("KmsKeyId"), [*writing, "kms:Encrypt"]),
         ("request.ResourceConfig.VolumeKmsKeyId", disks.get("VolumeKmsKeyId"), ["kms:CreateGrant"]),

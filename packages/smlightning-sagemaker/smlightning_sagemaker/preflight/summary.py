@@ -43,16 +43,16 @@ def processes(cluster: Sequence[Hosts], launcher: str) -> int | None:
 
 def verdict(results: Sequence[Finding], *, offline: bool = False) -> str:
     """The last line of preflight: whether it passed, and what was not checked, for any reason."""
-    line = "preflight passed"
-    if has_errors(results):
-        line = "preflight failed: fix the errors above, or pass --accept KEY for one that does not "
-        line += "apply"
+    line = "preflight failed" if has_errors(results) else "preflight passed"
     skipped = [finding.key for finding in results if finding.level == "skipped"]
     if offline or "AWS" in skipped:
         line += ", without the account"
         skipped = [*ACCOUNT, *(key for key in skipped if key != "AWS")]
     unchecked = ", ".join(dict.fromkeys(skipped))
-    return f"{line}; not checked: {unchecked}" if unchecked else line
+    line = f"{line}; not checked: {unchecked}" if unchecked else line
+    if has_errors(results):
+        line += ". Fix the errors above, or pass --accept KEY for one that does not apply"
+    return line
 
 
 def option(job: Job, project: Project, name: str) -> int | None:

@@ -148,8 +148,9 @@ class Checkpoints(Checkpoint):
         self.validated.load(model, self.writer, self.point)
 
     def restore_best_weights(self, model: pl.LightningModule) -> None:
-        """Load what was tested again, which hooks of the test may have changed. Collective."""
-        self.validated.restore(model, self.writer)
+        """Load the tested parameters again, which hooks of the test may change. Collective."""
+        names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+        self.validated.restore(model, self.writer, names)
 
     def finish(self) -> None:
         """The run is complete, artifacts included, on every rank: the next one starts anew.
@@ -158,11 +159,11 @@ class Checkpoints(Checkpoint):
             UserError: the folder could not be marked, or no validation was finite.
         """
         signals.complete()  # or a run that a signal stops could be marked here
+        self.validated.check_finite()
         if session.current_cluster().rank == 0:
             files.mark(self.directory, files.FINISHED, f"free some space and {errors.RESUME}")
             if self.choice:
                 self.choice.lock.release()
-        self.validated.check_finite()
 
     @property
     def point(self) -> ResumePoint | None:

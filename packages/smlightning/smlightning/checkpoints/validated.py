@@ -1,7 +1,7 @@
 """The best validation so far: its score, and its weights, which are tested and saved."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -70,8 +70,9 @@ class Validated:
         """Raise a UserError if validation will not log the metric. Collective."""
         # With several loaders Lightning has no metrics of validation_step before training.
         several = len(trainer.num_sanity_val_batches) > 1
-        is_missing = self.best.monitor not in trainer.callback_metrics
-        if not (is_missing and (several or sanity_check_differs(trainer))):
+        is_there = collectives.any_rank(self.best.monitor in trainer.callback_metrics)
+        may_differ = collectives.any_rank(several or sanity_check_differs(trainer))
+        if is_there or not may_differ:
             self._score(trainer)
 
     def compare(self, trainer: pl.Trainer, position: Position, writer: CheckpointWriter) -> None:
@@ -88,7 +89,7 @@ class Validated:
         if collectives.any_rank(monitor not in trainer.callback_metrics):
             if not sum(trainer.num_val_batches):
                 raise no_batch("validation", trainer.val_dataloaders)
-            logged = ", ".join(sorted(trainer.callback_metrics)) or "nothing"
+            logged = ", ".join(sorted({*trainer.callback_metrics} - loop.PUBLISHED)) or "nothing"
             raise UserError(
                 f"validation logged {logged}; expected {monitor}, since the {self.best.criterion} "
                 "selects the best weights",
@@ -126,16 +127,22 @@ class Validated:
             writer.keep_validated(weights)
             writer.choose_validated()
         self.shapes = shapes(weights)
-        self._set(model, writer)
+        self._set(model, writer, weights.keys())
         self.tested = checksums_of_parts(model.parameters())
 
-    def _set(self, model: pl.LightningModule, writer: CheckpointWriter) -> None:
+    def _set(
+        self, model: pl.LightningModule, writer: CheckpointWriter, names: Collection[str]
+    ) -> None:
+        """Load the best weights of these names, on every rank."""
         if writer.best_weights is not None:
-            weights = weights_like(writer.best_weights, model.state_dict())
-            model.load_state_dict(weights, strict=model.strict_loading)
+            best = weights_like(writer.best_weights, model.state_dict())
+            is_whole = best.keys() <= {*names}
+            weights = {name: value for name, value in best.items() if name in names}
+            model.load_state_dict(weights, strict=is_whole and model.strict_loading)
         if not writer.is_sharded:
-            for tensor in filter(torch.is_tensor, model.state_dict().values()):
-                tensor.copy_(collectives.of_rank_0(tensor))
+            for name, tensor in model.state_dict().items():
+                if name in names and torch.is_tensor(tensor):
+                    tensor.copy_(collectives.of_rank_0(tensor))
 
     def _announce(self, are_there: bool, point: ResumePoint | None) -> None:
         if are_there:
@@ -154,21 +161,27 @@ class Validated:
         exchanged = tested and tested != checksums_of_parts(model.parameters())
         if not tested or not collectives.any_rank(bool(exchanged)):
             return
-        if self.restore(model, writer) and session.current_cluster().rank == 0:
+        names = self.shapes.keys()
+        if self.restore(model, writer, names) and session.current_cluster().rank == 0:
             print(
                 "warning: a hook exchanges the best weights for the test; they are tested and "
                 "saved all the same; let it do so in validation only",
                 file=sys.stderr,
             )
 
-    def restore(self, model: pl.LightningModule, writer: CheckpointWriter) -> bool:
+    def restore(
+        self, model: pl.LightningModule, writer: CheckpointWriter, names: Collection[str]
+    ) -> bool:
         """Load the best weights again, which hooks of the test may have changed. Collective.
+
+        Args:
+            names: of the weights to load; buffers that the test sets are its results.
 
         Returns:
             False if the hooks have replaced layers, for which there are no validated weights.
         """
         if shapes(model.state_dict()) == self.shapes:
-            self._set(model, writer)
+            self._set(model, writer, names)
             return True
         if session.current_cluster().rank == 0:
             print(

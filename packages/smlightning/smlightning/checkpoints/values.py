@@ -254,6 +254,9 @@ def restored(saved: Any, present: Any, device: torch.device) -> Any:
 
 
 def _as_it_is(value: Any) -> Any:
+    """A tensor as torch's own class; a copy of what is no tensor."""
+    if is_of_others(value):
+        return torch.Tensor.as_subclass(value.detach(), torch.Tensor)
     return value if isinstance(value, torch.Tensor) else copied(value)
 
 
@@ -287,9 +290,9 @@ def encoded(state: Any) -> tuple[Any, dict[Place, str]]:
 
     def within(value: Any, place: Place) -> Any:
         kind: Any = type(value)
-        if is_of_others(value):
-            return torch.Tensor.as_subclass(value.detach(), torch.Tensor)
-        if isinstance(value, torch.Tensor) or kind in allowed or is_plain(value):
+        if isinstance(value, torch.Tensor):
+            return _as_it_is(value)
+        if kind in allowed or is_plain(value):
             return value
         if kind in MAPPINGS and all(type(key) in PLAIN for key in value):
             changed = copy.copy(value)  # of a model's state with its _metadata

@@ -43,6 +43,7 @@ HEAD = 10_000  # records of a json file whose keys are its columns
 TEXT = datasets.Value("string")
 SPLIT = "split of the row"  # a column of the rows until they are divided
 FLAG = "is_"  # in front of the name of a split, the name of a column: true, false, 1, 0
+YES, NO = ("true", "1", "1.0", "yes", "t", "y"), ("false", "0", "0.0", "no", "f", "n")
 
 # The names of a file's columns → those to keep, and their new names.
 Choose = Callable[[Sequence[str]], dict[str, str]]
@@ -313,7 +314,7 @@ def _divided(table: Table, name: str, named: str) -> list[Table]:
     column = table.rows.data.column(SPLIT)
     splits = {value: _split_of_row(value, name.lower()) for value in column.unique().to_pylist()}
     if not any(splits.values()):
-        if "split" in name.lower():
+        if "split" in name.lower() or name.lower().startswith(FLAG):
             _warn(f"{table.name}: the column {name!r} holds no names of splits and is not used")
         return [table._replace(rows=kept)]
     tables = []
@@ -339,9 +340,8 @@ def _split_of_row(value: str | None, name: str) -> str:
         return folder.split_in(value or "") if len((value or "").split()) < 3 else ""
     flagged = folder.WORDS[name.removeprefix(FLAG)]
     others = "test" if flagged == "train" else "train"
-    return {"true": flagged, "1": flagged, "false": others, "0": others}.get(
-        (value or "").lower(), ""
-    )
+    meant = {**dict.fromkeys(YES, flagged), **dict.fromkeys(NO, others)}
+    return meant.get((value or "").lower(), "")
 
 
 # The formats ----------------------------------------------------------------------------------

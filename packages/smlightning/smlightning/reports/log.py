@@ -26,7 +26,7 @@ def as_number(value: Any) -> float | None:
     """A number of Python, numpy or torch as a float; None if it is no single number."""
     try:
         return float(value)
-    except (TypeError, ValueError, RuntimeError):  # None, a text, a tensor of several
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # None, a text, several numbers
         return None
 
 

@@ -17,6 +17,7 @@ from torchmetrics import Metric
 
 from smlightning.data.workers import LostBatches
 from smlightning.errors import UserError, is_users_file
+from smlightning.parts import is_plain
 from smlightning.tensors import attributes, objects
 from smlightning.training.metrics import updates
 from smlightning.training.rank_checks import DividedData, DividedStream, EqualRanks, SharedMetrics
@@ -113,7 +114,8 @@ def trained_weights(model: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
 def _weights_within(value: Any) -> Iterator[torch.nn.Parameter]:
     """`trained_weights` in a value that is no layer itself: whoever hides one means it."""
     layers_and_weights = torch.nn.Module | torch.nn.Parameter
-    for each in () if isinstance(value, layers_and_weights) else objects(value, _contents):
+    is_empty = isinstance(value, layers_and_weights) or is_plain(value)
+    for each in () if is_empty else objects(value, _contents):
         if isinstance(each, torch.nn.Module):
             yield from trained_weights(each)
         elif isinstance(each, torch.nn.Parameter) and each.requires_grad:

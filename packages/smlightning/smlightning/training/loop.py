@@ -43,6 +43,10 @@ class ValidationSteps(pl.Callback):
     on_train_batch_end = on_train_start
 
 
+# What ProgressReport measures, and lets schedules and callbacks watch.
+PUBLISHED = frozenset(("train/loss", "lr"))
+
+
 def leave(trainer: Any, callback: pl.Callback) -> None:
     """Take a callback that is done out of the Trainer, which calls six hooks of each in a step.
 
