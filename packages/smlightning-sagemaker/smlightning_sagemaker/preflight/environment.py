@@ -126,14 +126,16 @@ def reserved(job: Job, request: dict[str, Any], project: Project) -> Iterator[Fi
         yield error(f"secrets.{name}", RESERVED, "give it another name")
 
 
+USUAL_TAGS = {"Environment"}  # which is a member of CreateTrainingJob as well
+
+
 def misplaced(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
     """Keys of job.toml and of AWS below a table that takes any name, and which the file lacks."""
     for table in ("tags", "environment", "secrets"):
         for name in getattr(job, table):
             is_key = name in PATHS and PATHS[name] not in job.model_fields_set
-            # A tag may have any name: `Environment` is a usual one.
-            members = aws.shape("CreateTrainingJobRequest").members if table != "tags" else ()
-            if is_key or {name, f"Training{name}"} & {*members}:
+            members = {*aws.shape("CreateTrainingJobRequest").members} - USUAL_TAGS
+            if is_key or {name, f"Training{name}"} & members:
                 hint = hint_for_misplaced_key(name, project) or "set name above the first [table]"
                 yield warning(f"{table}.{name}", f"it is an entry of [{table}], and no key", hint)
 
