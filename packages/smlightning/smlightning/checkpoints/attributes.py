@@ -187,7 +187,7 @@ class Attributes:
         saved = (
             _marks_within(data.state_dict(), exactly) if of_data and values.has_state(data) else ()
         )
-        marks = dict.fromkeys(lost_of_data, b"")
+        marks: dict[Path, Any] = dict.fromkeys(lost_of_data)
         marks.update((path, found) for path, found in of_data.items() if found not in saved)
         return changed, lost, marks
 
@@ -257,7 +257,7 @@ class Attributes:
                 flush=True,
             )
 
-    def _other_data(self, saved: list[tuple[Path, bytes]]) -> set[str]:
+    def _other_data(self, saved: list[tuple[Path, bytes | None]]) -> set[str]:
         """Names of the data's parts that differ from those of the interrupted run."""
         mark, present = _mark_of_data(set(), sys.maxsize), self.of_data.present
         other = (path for path, found in saved if not found or mark(present.get(path)) != found)

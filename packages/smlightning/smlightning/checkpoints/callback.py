@@ -210,7 +210,10 @@ class Checkpoints(Checkpoint):
         epoch, _ = self.position.next_start()
         batches, _ = self.position.rank_counts(trainer.accumulate_grad_batches)
         same_ranks = self.position.world_size == trainer.world_size
-        self.loaders.resume(checkpoint.pop("loaders"), (epoch, batches), same_ranks)
+        data = type(trainer.datamodule).__qualname__  # type: ignore[attr-defined]
+        self.loaders.resume(
+            checkpoint.pop("loaders"), (epoch, batches), same_ranks, checkpoint.get(data, {})
+        )
         weights = checkpoint.pop("best_weights")
         if not self.validated.resume(state["best"], self.point):
             weights = None
@@ -302,8 +305,16 @@ class Checkpoints(Checkpoint):
             self.agreement.save = True
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if trainer.is_last_batch:  # max_steps may end training within the epoch
+        if trainer.is_last_batch:
             self.loaders.end_epoch(trainer)
+        elif not trainer.should_stop and trainer.global_step != trainer.max_steps:
+            raise UserError(
+                f"The length of the training loader is {trainer.num_training_batches} batches, and "
+                f"it ended after {loop.batches_of_epoch(trainer)}, so no epoch is complete and "
+                "none is validated",
+                "let __len__ count what this rank reads: a stream whose rows the ranks divide "
+                "has to divide its length, too",
+            )
         self.position = self.position.after_epoch()
         self.agreement.save = True
         loop.end_restart(trainer)
@@ -322,6 +333,8 @@ class Checkpoints(Checkpoint):
     def before_epoch(self, trainer: pl.Trainer) -> None:
         """Always save the end of the epoch before, if another checkpoint is being written, too."""
         self.attributes.begin(trainer)
+        # A loader that is made anew may have another length.
+        self.position = replace(self.position, batches_per_epoch=_global_batches(trainer))
         self._take(trainer, wait_for_last=self.agreement.save)
 
     def before_validation(self, trainer: pl.Trainer) -> None:

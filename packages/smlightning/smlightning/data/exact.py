@@ -37,6 +37,7 @@ from smlightning.data import rng
 from smlightning.errors import UserError
 from smlightning.tensors import samples_of
 
+AHEAD = 2  # batches that Lightning fetches before it trains on one
 LIBRARIES = ("torch", "torchdata", "pytorch_lightning", "lightning_fabric", "lightning")
 # Their order depends on nothing but the random numbers before it, and on set_epoch.
 WITHOUT_MEMORY = (
@@ -65,22 +66,28 @@ class Resumable:
 
     Attributes:
         start: called when an iteration begins.
+        begun: the result of ``start`` in the first iteration of this epoch.
         epoch: of the latest iteration.
         turn: restarts in this epoch, while a longer loader continues.
     """
 
     start: Start = staticmethod(lambda: (0, 0))
-    begun = False
+    begun = -1, 0
     epoch = turn = 0
 
     def begin(self) -> int:
-        """Begin an iteration, and return how many of its batches to skip."""
-        epoch, done = self.start()
-        if self.begun and epoch == self.epoch:
-            self.turn += 1
-            return 0
-        self.begun, self.epoch, self.turn = True, epoch, 0
+        """Begin an iteration, and return how many of its batches to skip.
+
+        It depends on where training is alone: one in a hook changes nothing for that of training.
+        """
+        self.epoch, done = self.start()
         batches = length_of(self)
+        if self.begun[0] == self.epoch and self.begun[1] < done:
+            # The loop has not counted the last batch when Lightning fetches ahead.
+            self.turn = (done + 1) // batches if batches else self.turn + 1
+            return 0
+        self.begun = self.epoch, done
+        self.turn = 0
         if 0 < batches < done:  # another loader is longer
             self.turn, done = divmod(done, batches)
         return done
@@ -170,6 +177,7 @@ class ExactBatches(Resumable):
         self.rows, self.seed, self.rank, self.training = rows, seed, rank, training
         self.first, self.expected = first, expected
         self.checksums: dict[int, int] = {}  # of all ranks' rows, by number of batches
+        self.moment = rng.Moment()  # of these checksums
 
     def __len__(self) -> int:
         return self.part.batches(len(self.inner))
@@ -192,14 +200,17 @@ class ExactBatches(Resumable):
     def _batches(self, moment: rng.Moment) -> Iterator[Any]:
         """This rank's batches of an iteration; records checksums."""
         first: list[Any] = []
-        self.checksums = {0: 0}
+        checksum = 0
+        if moment != self.moment:
+            self.moment, self.checksums = moment, {0: 0}
         for number, items in enumerate(self._rounds(moment)):
             first = first or items
             index = self.part.of(items, first)
             if index is None:
                 return
             content = b"".join(map(_content, items))
-            self.checksums[number + 1] = zlib.crc32(content, self.checksums[number])
+            checksum = zlib.crc32(content, checksum)
+            self.checksums[number + 1] = checksum
             yield index
 
     def _rounds(self, moment: rng.Moment) -> Iterator[list[Any]]:
@@ -547,6 +558,9 @@ class Stream:
         self.samples = 0  # in this epoch
         self.is_whole = True  # whether they are all of this epoch's
         self.iterator: Any = None  # until it has ended
+        self.begun = 0  # batches that were trained on when it began
+        self.ahead: list[Any] = []  # its first batches, until there are more than AHEAD
+        self.is_shared = False  # and something else than training has read it
         self.resumed = resumed
         self.states: dict[int, dict[str, Any]] = {}  # the latest, by number of batches
 
@@ -557,9 +571,19 @@ class Stream:
     def __iter__(self) -> Iterator[Any]:
         self._has_ended()  # the iterator before this one, if it has no more
         epoch, done = self.start()
+        if self.epoch == epoch and self.iterator is not None:
+            untrained = self.given - self.given_by_iterator
+            if done in (untrained, self.begun) and self.given_by_iterator == len(self.ahead):
+                # Lightning (2.6.6) begins a reloaded loader without a length twice.
+                yield from [*self.ahead]
+                self._seed(self.given)
+                yield from self._batches()
+                return
+            self._share()
         if self.epoch != epoch:
             self.epoch, self.given, self.samples = epoch, 0, 0
             self.states = {}
+        self.begun, self.ahead = done, []
         self.given_by_iterator = 0
         if self.resumed and self.resumed["ended"] and self.resumed["epoch"] == self.epoch:
             self.samples = self.resumed["samples"]
@@ -584,6 +608,7 @@ class Stream:
         for batch in self.iterator:
             self.given += 1
             self.given_by_iterator += 1
+            self.ahead = [*self.ahead, batch] if self.given_by_iterator <= AHEAD else []
             self.samples += samples_of(batch)
             if keeps_state(self.loader):
                 # Lightning fetches a batch before its hooks, and one more without a length.
@@ -592,6 +617,17 @@ class Stream:
             yield batch
             self._seed(self.given)
         self.iterator = None
+
+    def _share(self) -> None:
+        """Print a line once: an iteration begins, and the one before has not ended."""
+        if not self.is_shared and self.is_rank_0:
+            print(
+                "inexact: a hook iterates trainer.train_dataloader, a stream, and takes batches "
+                "from training, which a resumed run does not repeat; iterate a loader of your own "
+                "in hooks",
+                flush=True,
+            )
+        self.is_shared = True
 
     def _state(self, ended: bool) -> dict[str, Any]:
         return {
@@ -663,6 +699,8 @@ class Stream:
             return dict(self.resumed)
         if not self.given or not keeps_state(self.loader):
             return None
+        if not batches and self.start()[0] == self.epoch:
+            return None  # Lightning fetches ahead of the epoch's first hook from a reloaded loader
         # A loader that is shorter than the epoch of another one gave fewer.
         trained = min(batches, self.given) if batches else self.given
         if trained == self.given and self._has_ended():

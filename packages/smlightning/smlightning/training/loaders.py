@@ -1,5 +1,6 @@
 """Training loaders that start where training is; their part of a checkpoint."""
 
+import copy
 import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -55,6 +56,7 @@ class Loaders:
         self.orders: list[list[int]] = []  # of the last epoch that ended
         self.samples: list[int] = []  # of each stream, in the first epoch that was trained whole
         self.resumed: Mapping[str, Any] | None = None  # the result of `state` in the checkpoint
+        self.data_state: Mapping[str, Any] = {}  # the data module's in it
         self.same_ranks = True  # as then
         self.begins = 0, 0  # the epoch of the checkpoint, and a rank's batches of it that are done
 
@@ -74,7 +76,12 @@ class Loaders:
         setup(*args, **options)
 
     def _train_dataloader(self, data: pl.LightningDataModule, make: Callable[[], Any]) -> Any:
-        return self._each(data, make(), training=True)
+        trainer: Any = data.trainer
+        if trainer is None:
+            return make()
+        with loop.at_epoch(trainer, made_in(trainer)):
+            given = make()
+        return self._each(data, given, training=True)
 
     def _val_dataloader(self, data: pl.LightningDataModule, make: Callable[[], Any]) -> Any:
         return self._each(data, make(), training=False)
@@ -161,14 +168,22 @@ class Loaders:
             "streams": states_of_ranks(streams(loaders), batches),
         }
 
-    def resume(self, state: Mapping[str, Any], begins: tuple[int, int], same_ranks: bool) -> None:
+    def resume(
+        self,
+        state: Mapping[str, Any],
+        begins: tuple[int, int],
+        same_ranks: bool,
+        data_state: Mapping[str, Any],
+    ) -> None:
         """Use the ``state`` of a checkpoint, before Lightning asks for the loaders.
 
         Args:
+            data_state: of the data module, empty if it has none.
             begins: the epoch, and a rank's batches of it that are done.
             same_ranks: whether the checkpoint is of as many ranks.
         """
         self.resumed, self.begins, self.same_ranks = state, begins, same_ranks
+        self.data_state = data_state
         self.samples, self.orders = state["samples"], state["orders"]
 
     # Called by checkpoints.callback.Checkpoints
@@ -179,18 +194,18 @@ class Loaders:
             return
         loaders = all_loaders(trainer.train_dataloader)
         check_states(self.resumed["streams"], streams(loaders), trainer.world_size)
-        reasons = []
-        made, reloads = made_in(trainer), getattr(trainer, "reload_dataloaders_every_n_epochs", 0)
-        if reloads and made < trainer.current_epoch:
-            loop.set_reloaded(trainer, made)
-            reasons.append(f"the undisturbed run made its loaders in epoch {made}")
-        if not self.same_ranks and not all(is_global(loader) for loader in loaders):
-            reasons.append(
-                f"the checkpoint is not of {trainer.world_size} ranks: samples come in another "
-                "order, except from batches.loader"
+        if trainer.reload_dataloaders_every_n_epochs:  # type: ignore[attr-defined]
+            loop.set_reloaded(trainer, made_in(trainer))
+        if self.data_state:  # the data module may have counted the call that made them
+            data: Any = trainer.datamodule  # type: ignore[attr-defined]
+            data.load_state_dict(copy.deepcopy(self.data_state))
+        is_other = not self.same_ranks and not all(is_global(loader) for loader in loaders)
+        if is_other and trainer.is_global_zero:
+            print(
+                f"resume: inexact: the checkpoint is not of {trainer.world_size} ranks: samples "
+                "come in another order, except from batches.loader",
+                flush=True,
             )
-        for reason in reasons if trainer.is_global_zero else ():
-            print(f"resume: inexact: {reason}", flush=True)
 
     def end_epoch(self, trainer: pl.Trainer) -> None:
         """Note what the epoch gave; print a line if a stream gave another number of samples than in
@@ -199,7 +214,8 @@ class Loaders:
         loaders = all_loaders(trainer.train_dataloader)
         self.orders = orders_of(loaders, loop.batches_of_epoch(trainer))
         found = [loader for loader in loaders if isinstance(loader, Stream)]
-        if not all(stream.is_whole for stream in found):
+        # A run that resumes after an epoch's last batch does not iterate in this epoch.
+        if not all(each.is_whole and each.epoch == trainer.current_epoch for each in found):
             return
         now = [stream.samples for stream in found]
         self.samples = self.samples or now

@@ -5,7 +5,8 @@ connector are in cluster/signals.py. tests/runtime/test_upgrades.py checks each 
 library that the package uses.
 """
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -173,6 +174,17 @@ def validates_by_the_clock(trainer: pl.Trainer) -> bool:
 def divides_data(trainer: pl.Trainer) -> bool:
     """Whether the Trainer's ``use_distributed_sampler`` lets ranks divide a loader's order."""
     return bool(trainer._accelerator_connector.use_distributed_sampler)
+
+
+@contextlib.contextmanager
+def at_epoch(trainer: pl.Trainer, epoch: int) -> Iterator[None]:
+    """Let ``trainer.current_epoch`` be another one."""
+    progress = trainer.fit_loop.epoch_progress.current
+    before, progress.completed = progress.completed, epoch
+    try:
+        yield
+    finally:
+        progress.completed = before
 
 
 def set_reloaded(trainer: pl.Trainer, epoch: int) -> None:
