@@ -157,3 +157,20 @@ def test_another_number_of_ranks_workers_or_loaders_is_an_error() -> None:
         with pytest.raises(UserError) as refused:
             loaders.check_states(states, found, world_size)  # type: ignore[arg-type]
         assert "--resume never" in refused.value.hint
+
+
+def test_a_state_that_the_first_batch_rejects_is_an_error() -> None:
+    """datasets 5.2 and torchdata 0.11 load it in a worker, whose error comes with the batch."""
+
+    class Late(Counted):
+        def __iter__(self) -> Iterator[Any]:
+            if self.given:
+                raise IndexError(
+                    "Caught IndexError in a worker\nIndexError: list index out of range"
+                )
+            yield from super().__iter__()
+
+    again = Stream(Late(), 1, 0, lambda: (0, 1), begun().state(1))
+    with pytest.raises(UserError) as refused:
+        next(iter(again))
+    assert "(IndexError: list index out of range)" in refused.value.problem

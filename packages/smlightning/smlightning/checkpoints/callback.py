@@ -259,7 +259,8 @@ class Checkpoints(Checkpoint):
             map(resumes_exactly, all_loaders(trainer.train_dataloader))
         )
         if is_inexact and trainer.is_global_zero:
-            print(f"resume: {resume.data_start(*self.position.next_start())}", flush=True)
+            start = replace(self.position, validation_next=False).next_start()
+            print(f"resume: {resume.data_start(*start)}", flush=True)
         batches = _global_batches(trainer)
         if then not in (0, batches):
             raise UserError(

@@ -37,6 +37,7 @@ from smlightning.data import rng
 from smlightning.errors import UserError
 from smlightning.tensors import samples_of
 
+ENDED = object()
 AHEAD = 2  # batches that Lightning fetches before it trains on one
 LIBRARIES = ("torch", "torchdata", "pytorch_lightning", "lightning_fabric", "lightning")
 # Their order depends on nothing but the random numbers before it, and on set_epoch.
@@ -562,6 +563,7 @@ class Stream:
         self.ahead: list[Any] = []  # its first batches, until there are more than AHEAD
         self.is_shared = False  # and something else than training has read it
         self.resumed = resumed
+        self.untried = 0  # of a worker each, the first batches after a state was loaded
         self.states: dict[int, dict[str, Any]] = {}  # the latest, by number of batches
 
     def __len__(self) -> int:
@@ -605,7 +607,7 @@ class Stream:
                 return
 
     def _batches(self) -> Iterator[Any]:
-        for batch in self.iterator:
+        while (batch := self._next()) is not ENDED:
             self.given += 1
             self.given_by_iterator += 1
             self.ahead = [*self.ahead, batch] if self.given_by_iterator <= AHEAD else []
@@ -617,6 +619,25 @@ class Stream:
             yield batch
             self._seed(self.given)
         self.iterator = None
+
+    def _next(self) -> Any:
+        """The next batch, or ENDED; a worker may reject the checkpoint's state only here."""
+        try:
+            batch = next(self.iterator, ENDED)
+        except Exception as error:
+            if self.untried:
+                raise self._rejected(error) from error
+            raise
+        self.untried = max(0, self.untried - 1)
+        return batch
+
+    def _rejected(self, error: Exception) -> UserError:
+        name, lines = type(error).__name__, str(error).strip().splitlines() or [""]
+        return UserError(
+            f"{type(self.loader).__name__} does not accept its state from the checkpoint "
+            f"({name}: {lines[-1].removeprefix(f'{name}: ')[:200]})",
+            "bring back the earlier data and loader, or train from the start with --resume never",
+        )
 
     def _share(self) -> None:
         """Print a line once: an iteration begins, and the one before has not ended."""
@@ -667,12 +688,8 @@ class Stream:
             # numbers for each; so the first one is made before they are seeded.
             self.loader.state_dict()
         except Exception as error:  # each library has its own
-            raise UserError(
-                f"{type(self.loader).__name__} does not accept its state from the checkpoint "
-                f"({type(error).__name__}: {str(error).strip()[:200]})",
-                "bring back the earlier data and loader, or train from the start with "
-                "--resume never",
-            ) from error
+            raise self._rejected(error) from error
+        self.untried = max(1, getattr(self.loader, "num_workers", 0))
         return within
 
     def _seed(self, batch: int) -> None:
