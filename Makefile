@@ -14,7 +14,7 @@ export MYPY_CACHE_DIR := $(CURDIR)/$(VENV)/mypy_cache
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test package-tests template-tests elsewhere lint types workflows docs reference pictures images libraries bench gpu wheels \
+.PHONY: help demo test package-tests template-tests elsewhere lint types workflows docs reference pictures images libraries loaders bench gpu wheels \
   stress findings outputs losses clean project
 
 help:  ## this list
@@ -122,6 +122,13 @@ libraries: $(VENV)/.tests  ## models of libraries in a project: make libraries A
 
 bench: $(VENV)/.tests  ## the figures of docs/measurements.md: make bench ARGS="--against ../older"
 	$(BIN)/python benchmarks/bench.py $(ARGS)
+
+build/loaders: tests/runtime/loader_libraries.py $(VENV)/.tests
+	$(BIN)/python tests/runtime/loader_libraries.py $@
+	@touch $@
+
+loaders: build/loaders  ## the table of loaders for litdata, mosaicml-streaming and webdataset
+	PYTHONPATH=$(CURDIR)/build/loaders $(BIN)/python -m pytest -m loaders tests/runtime/training/test_loader_table.py $(ARGS)
 
 gpu: $(VENV)/.tests  ## what only a GPU can answer; without one: make gpu ARGS="--device cpu --small"
 	$(BIN)/python benchmarks/gpu.py $(ARGS)

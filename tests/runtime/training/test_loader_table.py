@@ -1,21 +1,20 @@
-"""The table of loaders in docs/data.md is what runs show that are stopped and resumed."""
+"""The tables of loaders in docs/data.md are what runs show that are stopped and resumed."""
 
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from checkout import PROJECT
 from loader_runs import (
+    LIBRARIES,
     LOADERS,
     MOMENTS,
-    WORKERS_OF_A_STREAM,
+    PLAIN_WORKERS,
     on_other_ranks,
     on_same_ranks,
-    train_to_the_end,
+    on_two_ranks,
 )
 from small_training import Fit
-from smlightning_sagemaker.testing.processes import KILLED, run_ranks
 
 
 @pytest.mark.long
@@ -30,14 +29,19 @@ def test_the_table_of_loaders_is_right(fit: Fit, tmp_path: Path) -> None:
     assert table in page, f"docs/data.md has another table:\n{table}"
 
 
+def assert_row_of_two_ranks(name: str, tmp_path: Path) -> None:
+    row = f"| {name} | {' | '.join(on_two_ranks(name, tmp_path / 'ranks'))} |\n"
+    page = (PROJECT / "docs/data.md").read_text(encoding="utf-8")
+    assert row in page, f"docs/data.md has another row:\n{row}"
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("batch", [4, 12, 20])
-def test_a_stream_with_workers_resumes_in_each_epoch_on_two_ranks(
-    batch: int, tmp_path: Path
-) -> None:
-    """`datasets` gives a worker its files by the epoch in which the worker starts."""
-    until = partial(train_to_the_end, name=WORKERS_OF_A_STREAM)
-    alone, *_ = run_ranks(partial(until, folder="alone"), tmp_path, 2)
-    run_ranks(partial(until, folder="killed", crash=("before_batch", batch)), tmp_path, 2, KILLED)
-    resumed, *_ = run_ranks(partial(until, folder="killed"), tmp_path, 2)
-    assert resumed["weights"] == alone["weights"]
+@pytest.mark.parametrize("name", [name for name in LOADERS if name != PLAIN_WORKERS])
+def test_a_row_of_two_ranks_with_workers_is_right(name: str, tmp_path: Path) -> None:
+    assert_row_of_two_ranks(name, tmp_path)
+
+
+@pytest.mark.loaders
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_a_row_of_a_library_is_right(name: str, tmp_path: Path) -> None:
+    assert_row_of_two_ranks(name, tmp_path)

@@ -685,8 +685,10 @@ class Stream:
         try:
             self.loader.load_state_dict(copy.deepcopy(resumed["state"]))
             # torchdata's makes an iterator that has ended, and then another one, with random
-            # numbers for each; so the first one is made before they are seeded.
-            self.loader.state_dict()
+            # numbers for each; so the first one is made before they are seeded. litdata (0.2.76)
+            # would write its present epoch into the state.
+            if any(library_of(base) == "torchdata" for base in type(self.loader).__mro__):
+                self.loader.state_dict()
         except Exception as error:  # each library has its own
             raise self._rejected(error) from error
         self.untried = max(1, getattr(self.loader, "num_workers", 0))
