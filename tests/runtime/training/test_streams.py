@@ -174,3 +174,21 @@ def test_a_state_that_the_first_batch_rejects_is_an_error() -> None:
     with pytest.raises(UserError) as refused:
         next(iter(again))
     assert "(IndexError: list index out of range)" in refused.value.problem
+
+
+def test_a_loaded_state_is_asked_for_after_a_batch_only() -> None:
+    """litdata 0.2.76 answers earlier with another epoch, and resumes from its answer."""
+
+    class Answering(Counted):
+        def state_dict(self) -> dict[str, Any]:
+            self.given = self.given if self.begun else 0
+            return super().state_dict()
+
+        def __iter__(self) -> Iterator[Any]:
+            self.begun = True
+            yield from super().__iter__()
+
+        begun = False
+
+    again = Stream(Answering(), 1, 0, lambda: (0, 1), begun().state(1))
+    assert next(iter(again))[0] == 2
