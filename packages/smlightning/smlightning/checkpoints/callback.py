@@ -128,6 +128,7 @@ class Checkpoints(Checkpoint):
         self.validated = Validated(monitor, mode)
         self.attributes = Attributes()
         self.resumes_within_epoch = False  # and has not trained yet
+        self.is_inexact = False  # a loader begins its epoch anew after a resume
         self.between_steps = True  # no gradients are accumulated, and no step is half done
 
     # For train.py
@@ -255,10 +256,9 @@ class Checkpoints(Checkpoint):
                 "pass --max_steps",
             )
         then = self.position.batches_per_epoch
-        is_inexact = self.point and not all(
-            map(resumes_exactly, all_loaders(trainer.train_dataloader))
-        )
-        if is_inexact and trainer.is_global_zero:
+        loaders = all_loaders(trainer.train_dataloader)
+        self.is_inexact = self.point is not None and not all(map(resumes_exactly, loaders))
+        if self.is_inexact and trainer.is_global_zero:
             start = replace(self.position, validation_next=False).next_start()
             print(f"resume: {resume.data_start(*start)}", flush=True)
         batches = _global_batches(trainer)
@@ -309,13 +309,18 @@ class Checkpoints(Checkpoint):
         if trainer.is_last_batch:
             self.loaders.end_epoch(trainer)
         elif not trainer.should_stop and trainer.global_step != trainer.max_steps:
-            raise UserError(
+            error = UserError(
                 f"The length of the training loader is {trainer.num_training_batches} batches, and "
                 f"it ended after {loop.batches_of_epoch(trainer)}, so no epoch is complete and "
                 "none is validated",
                 "let __len__ count what this rank reads: a stream whose rows the ranks divide "
                 "has to divide its length, too",
             )
+            # Lightning left the epoch of the resume early, where such a stream may continue.
+            if not self.is_inexact:
+                raise error
+            if trainer.is_global_zero:
+                print(f"warning: {error}", flush=True)
         self.position = self.position.after_epoch()
         self.agreement.save = True
         loop.end_restart(trainer)
