@@ -124,7 +124,7 @@ bench: $(VENV)/.tests  ## the figures of docs/measurements.md: make bench ARGS="
 	$(BIN)/python benchmarks/bench.py $(ARGS)
 
 build/loaders: tests/runtime/loader_libraries.py $(VENV)/.tests
-	$(BIN)/python tests/runtime/loader_libraries.py $@
+	PYTHONPATH=tests $(BIN)/python tests/runtime/loader_libraries.py $@
 	@touch $@
 
 loaders: build/loaders  ## the table of loaders for litdata, mosaicml-streaming and webdataset

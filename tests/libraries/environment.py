@@ -5,18 +5,11 @@ import sys
 import sysconfig
 from pathlib import Path
 
+from cpu_torchvision import declare_operators
 from images.environment import CPU_INDEX, run
 from libraries.libraries import Library
 
 COMPLETE = "complete"  # the file in a complete environment, with the packages that were asked for
-# torchvision for CUDA next to a torch for CPUs, where no index has another: its operators cannot be
-# loaded. Models and transforms need none of them; the import needs their names.
-DECLARED = """
-if not _has_ops():
-    for _name in ("nms", "qnms"):
-        _types = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-        torch.library.define(f"torchvision::{_name}", _types)
-"""
 
 
 def library_python(library: Library, environments: Path) -> Path:
@@ -57,5 +50,4 @@ def _fill(folder: Path, python: Path, library: Library) -> None:
     torchrun.write_text(f"#!{python}\nfrom torch.distributed.run import main\nmain()\n")
     torchrun.chmod(0o755)
     if vision:
-        with (own / "torchvision" / "extension.py").open("a") as file:
-            file.write(DECLARED)
+        declare_operators(own)

@@ -8,24 +8,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+from cpu_torchvision import declare_operators
+
 PACKAGES = (
     "litdata==0.2.76",
     "mosaicml-streaming==0.13.0", "torchvision==0.28.0", "Brotli==1.2.1", "catalogue==2.0.10",
     "cramjam==2.14.0", "python-snappy==0.7.3", "zstd==1.5.7.2",
     "webdataset==1.0.2", "braceexpand==0.1.7",
 )  # fmt: skip
-# The index has torchvision for CUDA, whose operators cannot be loaded next to a torch for CPUs. The
-# import needs their names.
-DECLARED = """
-if not _has_ops():
-    for _name in ("nms", "qnms"):
-        _types = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-        torch.library.define(f"torchvision::{_name}", _types)
-"""
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--upgrade"]
     subprocess.run([*pip, "--target", str(folder), "--no-deps", *PACKAGES], check=True)
-    with (folder / "torchvision" / "extension.py").open("a") as file:
-        file.write(DECLARED)
+    declare_operators(folder)

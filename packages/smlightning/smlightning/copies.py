@@ -20,8 +20,7 @@ def copied(model: Any, *, one_number: bool = False) -> Any:
     not keep. The data module is not copied.
 
     Args:
-        one_number: keep only the first number of each tensor, of whose shape is the number of
-            dimensions.
+        one_number: keep the first number of each tensor only, and its number of dimensions.
 
     Raises:
         Exception: any that the model's attributes raise.

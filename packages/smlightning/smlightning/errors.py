@@ -32,7 +32,7 @@ CUDA_OUT_OF_MEMORY = (
     r"CUDA error: out of memory|CU[A-Z]+_STATUS_ALLOC_FAILED|Cuda failure.*'out of memory'"
 )
 
-# What torch says about mistakes in data and model, and what to do.
+# Parts of torch's messages about mistakes in data and model, and the hint for each.
 EXPLAINED = (
     (
         r"same d(ata)?type|Input type .*should be the same|expected scalar type|Found dtype"

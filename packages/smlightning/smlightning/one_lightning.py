@@ -6,7 +6,7 @@ same object for the project, for the libraries that it uses and for this package
 stays as it is, with Fabric, seed_everything and its version. Another version of it is an error.
 
 The modules of pytorch_lightning are the ones that are loaded, since this package requires them:
-there is no environment with lightning alone. If somebody imported lightning before this package,
+an environment always has pytorch_lightning. If somebody imported lightning before this package,
 its modules stay, and `pytorch_lightning` is their other name.
 """
 

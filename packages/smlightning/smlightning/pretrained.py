@@ -219,7 +219,7 @@ def save_own(net: Any, config: dict[str, Any], directory: Path) -> None:
 
 
 def _stored(state: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """The tensors to write, none of which share memory, and by other names of them the first."""
+    """The tensors to write, each memory once; and for each further name of one, its first name."""
     weights: dict[str, torch.Tensor] = {}
     names: dict[str, str] = {}
     first: dict[Any, str] = {}  # names by place in memory

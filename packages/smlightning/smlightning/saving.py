@@ -29,9 +29,9 @@ SHAPELESS = (UserError, TypeError, OSError, ImportError)
 class SaveTrial(pl.Callback):
     """Before step 1, tries on rank 0 what the run does last: load weights, save, read back.
 
-    It works on a copy, with random numbers of its own, in a folder that it removes. A resumed run
-    was tried before. With a sharded or large model it tries one number a tensor, and does not read
-    back: the other numbers would need time, and space on the disk.
+    It works on a copy, keeps the state of random numbers, and removes its folder. It skips resumed
+    runs, which were tried before. With a sharded or large model it tries one number a tensor, and
+    does not read back: the other numbers would need time, and space on the disk.
 
     Args:
         directory: the model's.

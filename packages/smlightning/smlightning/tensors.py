@@ -72,7 +72,7 @@ def objects(item: Any, parts: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:
 
 
 def _parts(item: Any) -> Iterable[Any]:
-    """The items of a collection, an array as a tensor, or an object's attributes; none of a leaf.
+    """Items of a collection, attributes of an object, or an array as a tensor; a leaf has none.
 
     TensorDict and BatchEncoding are mappings.
     """

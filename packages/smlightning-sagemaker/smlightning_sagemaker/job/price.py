@@ -49,8 +49,8 @@ def on_demand_prices(product: dict[str, Any]) -> list[float]:
 def cost(job: Job, *, offline: bool = False) -> str:
     """The line with the cost per hour and the highest total cost; without a price, the hours.
 
-    The price is price_per_hour of job.toml, else AWS's answer. Of several clusters that AWS may
-    start, it is that of the most expensive one.
+    The price is price_per_hour of job.toml, else AWS's answer. If AWS may start one of
+    several clusters, it is the price of the most expensive one.
 
     Args:
         job: of job.toml.

@@ -25,7 +25,7 @@ def lines(path: Path) -> list[str]:
 def decoded(data: bytes) -> str:
     """A text as pip decodes a requirements file: by its mark, its first lines, else UTF-8.
 
-    What is not in that encoding becomes a replacement character (pip's req_file.py).
+    Bytes that this encoding does not have become U+FFFD, as in pip's req_file.py.
     """
     declared = re.search(rb"\A(?:[^\n]*\n)?#[^\n]*?coding[:=]\s*([-\w.]+)", data)
     encoding = declared[1].decode() if declared else "utf-8-sig"

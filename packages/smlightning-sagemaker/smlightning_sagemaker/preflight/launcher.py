@@ -114,7 +114,7 @@ def disk(job: Job, request: dict[str, Any], project: Project) -> Iterator[Findin
 
 
 def volume_key(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
-    """A key of disks is named by its ID or ARN, and types with own disks encrypt these themselves.
+    """VolumeKmsKeyId is a key's ID or ARN, and no type with local disks has one.
 
     https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ResourceConfig.html
     """

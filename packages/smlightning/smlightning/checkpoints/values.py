@@ -351,7 +351,7 @@ def text(place: Place) -> str:
 
 
 def is_of_others(value: Any) -> bool:
-    """Whether it is a tensor of a class that is not torch's, with numbers of its own."""
+    """Whether its class is a library's tensor, as MONAI's MetaTensor, which holds the numbers."""
     wraps = hasattr(value, "__tensor_flatten__")  # its numbers lie in other tensors
     name = type(value).__module__
     return isinstance(value, torch.Tensor) and not wraps and name.partition(".")[0] != "torch"

@@ -114,8 +114,10 @@ class ShardedStrategy(ConnectsRanks, ModelParallelStrategy):
     on_test_end = on_validation_end
 
     def _mesh(self) -> Any:
-        """The ranks that hold the shards, or (replicas, ranks that hold shards of one), as
-        `fully_shard` takes it: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html.
+        """The ranks that hold the shards, or (replicas, ranks that hold shards of one).
+
+        It is the ``mesh`` of `fully_shard`:
+        https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
         """
         if self.shard_size == self.world_size:
             return self.device_mesh["data_parallel"]

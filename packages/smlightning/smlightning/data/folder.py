@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import closing
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import unquote
@@ -45,7 +46,7 @@ PANDAS = {
     ".h5": "read_hdf",
     ".xml": "read_xml",
 }
-# Names of files and folders that are none of the data; docs/data.md lists them.
+# Files and folders with these names hold no data; docs/data.md lists them.
 NOT_DATA = re.compile(
     r"""
     \..* | _[^=]*                      # hidden; of Spark, such as _SUCCESS and _temporary
@@ -58,8 +59,8 @@ NOT_DATA = re.compile(
     """,
     re.VERBOSE | re.IGNORECASE,
 )
-BESIDE = re.compile(r"(.+)\.(dvc|crc|md5|sha\d+|asc|sig)", re.IGNORECASE)  # train.csv.md5
-# What lies in the folder of a table that only its own library reads.
+COMPANION = re.compile(r"(.+)\.(dvc|crc|md5|sha\d+|asc|sig)", re.IGNORECASE)  # train.csv.md5
+# A folder with this entry is a table that only its own library can read.
 LAKES = {"Delta": "_delta_log", "Iceberg": "metadata/*.metadata.json", "Hudi": ".hoodie"}
 # First bytes, and the name of the format.
 MAGIC = {
@@ -136,8 +137,8 @@ def _walk(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
     except OSError as error:
         raise UserError(f"{folder} cannot be read ({error})", "correct its permissions") from error
     for entry in entries:
-        beside = BESIDE.fullmatch(entry.name)
-        if NOT_DATA.fullmatch(entry.name) or (beside and entry.with_name(beside[1]).exists()):
+        companion = COMPANION.fullmatch(entry.name)
+        if NOT_DATA.fullmatch(entry.name) or (companion and entry.with_name(companion[1]).exists()):
             continue
         if entry.is_dir():
             below = [*_walk(entry, (*above, real))]
@@ -206,7 +207,7 @@ def _without_packing(file: Path) -> str:
     return file.stem if file.suffix.lower() in PACKED else file.name
 
 
-# What their paths say -------------------------------------------------------------------------
+# Splits and columns in paths -------------------------------------------------------------------
 
 
 def split_of(file: Path, root: Path) -> str:
@@ -244,8 +245,8 @@ def unpacked(file: Path, folder: Path) -> Path:
     if not packing:
         return file
     plain = folder / f"unpacked{suffix_of(file)}"
-    content: Any = lzma.open(file) if packing == "xz" else pa.input_stream(file, packing)  # noqa: SIM115
-    with closing(content), plain.open("wb") as target:
+    opened: Any = lzma.open if packing == "xz" else partial(pa.input_stream, compression=packing)
+    with closing(opened(file)) as content, plain.open("wb") as target:
         shutil.copyfileobj(content, target, BLOCK)
     return plain
 

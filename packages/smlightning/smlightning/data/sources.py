@@ -265,7 +265,7 @@ def _read_file(
                 rows = READERS[builder_of(file)](plain, file, choose, cache)
         except UserError:
             raise
-        except Exception as error:  # each reader has exceptions of its own
+        except Exception as error:  # the readers raise exceptions of many classes
             if is_disk_full(error):
                 raise
             reason = root_cause(error)

@@ -112,7 +112,10 @@ def trained_weights(model: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
 
 
 def _weights_within(value: Any) -> Iterator[torch.nn.Parameter]:
-    """`trained_weights` in a value that is no layer itself: whoever hides one means it."""
+    """`trained_weights` in a collection or an object.
+
+    It skips a layer that is the value itself: nobody hides it from torch by mistake.
+    """
     layers_and_weights = torch.nn.Module | torch.nn.Parameter
     is_empty = isinstance(value, layers_and_weights) or is_plain(value)
     for each in () if is_empty else objects(value, _contents):
