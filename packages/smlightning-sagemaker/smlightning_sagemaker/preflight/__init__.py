@@ -24,6 +24,7 @@ from smlightning_sagemaker.preflight import (
     isolation,
     launcher,
     requirements,
+    script,
     secrets,
     source,
 )
@@ -39,6 +40,7 @@ def packages(job: Job, request: dict[str, Any], project: Project) -> Iterator[Fi
     """requirements.txt keeps the image's torch, and has what src/ imports."""
     yield from requirements.replacing(job, project)
     yield from requirements.unlocked(job, project)
+    yield from requirements.unhashed(job, project)
     yield from requirements.lightnings(job, project)
     yield from requirements.wheels(job, project)
     yield from imports.imports(job, project)
@@ -72,6 +74,7 @@ CHECKS: tuple[Check, ...] = (
     channels.pipe,
     channels.same_variable,
     channels.addresses,
+    channels.overlapping,
     checkpoints.restarts,
     checkpoints.whole_bucket,
     checkpoints.local_path,
@@ -92,6 +95,8 @@ CHECKS: tuple[Check, ...] = (
     source.left_out,
     source.hidden,
     source.size,
+    script.booleans,
+    script.ranks,
     packages,
 )
 

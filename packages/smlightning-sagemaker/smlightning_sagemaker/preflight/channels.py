@@ -104,7 +104,7 @@ def other_paths(job: Job, request: dict[str, Any], project: Project) -> Iterator
             problem = f"{found[:80]} is a path of this machine, which the job cannot read"
             yield level(f"environment.{name}", problem, "put the file into src/ or a channel")
     for name, text in sent.files(project).items():
-        for match in paths.OF_PERSON.finditer(text):
+        for match in paths.OF_PERSON.finditer(sent.without_docstrings(name, text)):
             before = text[: match.start()].rpartition("\n")[2]
             if not before.lstrip().startswith("#"):
                 line = text.count("\n", 0, match.start()) + 1
@@ -156,6 +156,27 @@ def same_variable(job: Job, request: dict[str, Any], project: Project) -> Iterat
         if others:
             problem = f"channel {others[0]} sets SM_CHANNEL_{name.upper()}, too"
             yield error(f"channels.{name}", problem, "rename one of them")
+
+
+def overlapping(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """No channel holds another one's files: an address is the beginning of keys, not a folder.
+
+    https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_S3DataSource.html (S3Uri)
+    """
+    found: dict[str, str] = {}
+    for channel in request.get("InputDataConfig", []):
+        source = channel.get("DataSource", {}).get("S3DataSource", {})
+        if source.get("S3DataType") == "S3Prefix" and "S3Uri" in source:
+            found[channel["ChannelName"]] = source["S3Uri"]
+    for name, uri in found.items():
+        for other, address in found.items():
+            rest = address.removeprefix(uri)
+            if other > name and address == uri:
+                problem = f"channel {other} has the same address, {uri}"
+                yield warning(f"channels.{name}", problem, "remove one of them, or correct it")
+            elif address.startswith(uri) and rest and rest[0] != "/" and uri[-1] != "/":
+                problem = f"{uri} is also the beginning of {address}, the channel {other}"
+                yield error(f"channels.{name}", problem, f'end it with a slash: "{uri}/"')
 
 
 def addresses(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:

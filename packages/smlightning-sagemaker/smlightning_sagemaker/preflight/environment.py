@@ -58,6 +58,20 @@ RULES = (
     Rule("NCCL_(P2P|SHM)_DISABLE", "1", SLOW, concerns=has_efa),
     Rule("NCCL_P2P_LEVEL", "(?i)loc|0", SLOW, concerns=has_efa),
     Rule("FI_PROVIDER", "(?i)(tcp|sockets|udp|shm).*", SLOW, concerns=has_efa),
+    # docs.pytorch.org/docs/2.13/cuda_environment_variables.html, and distributed.html
+    Rule(
+        "CUDA_LAUNCH_BLOCKING|PYTORCH_NO_CUDA_MEMORY_CACHING|TORCH_DISTRIBUTED_DEBUG",
+        "(?i)1|detail",
+        "{value} is for debugging, and slows each step",
+        concerns=lambda job: instances.gpus(job.instance_type) != 0,
+    ),
+    Rule(
+        "TORCHDYNAMO_DISABLE|TORCH_COMPILE_DISABLE",
+        "1",
+        "with {value}, torch compiles nothing",
+        "remove it, or hyperparameters.compile",
+        concerns=lambda job: job.hyperparameters.get("compile") is True,
+    ),
     # https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     Rule(
         "(NCCL|GLOO)_SOCKET_IFNAME",

@@ -26,6 +26,7 @@ SLOW = frozenset(
 NEWER = re.compile(
     r"^\s*(type \w|(async )?def \w+\[|class \w+\[|except [\w.]+,)|\b[fFrRtT]{1,2}[\"']"
 )
+TEST = re.compile(r"test_.*|.*_test\.py|conftest\.py")  # a package's own, which no job imports
 IMPORTS = (ast.Import, ast.ImportFrom)
 
 
@@ -40,7 +41,7 @@ def imports(job: Job, project: Project) -> Iterator[Finding]:
     image = (3, profile.minor) if profile else here
     trees: dict[str, ast.Module] = {}
     for path in files:
-        if path.suffix == ".py" and not path.is_symlink():
+        if path.suffix == ".py" and not path.is_symlink() and not TEST.fullmatch(path.name):
             key = path.relative_to(project.src.parent).as_posix()
             try:
                 trees[key] = ast.parse(path.read_bytes(), feature_version=min(image, here))

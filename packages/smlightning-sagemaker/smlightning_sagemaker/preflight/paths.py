@@ -22,7 +22,7 @@ OF_PERSON = re.compile(
     r"(?<![\w.~-])(/home/|/Users/|[A-Za-z]:[\\/]+Users[\\/]+)[\w.-]+[\\/][^\s\"'`,;)]*"
 )
 OF_SYSTEM = re.compile(
-    r"/(opt|usr|etc|s?bin|lib\w*|var|dev|proc|sys|tmp)/"
+    r"/(opt|usr|etc|s?bin|lib\w*|var|dev|proc|sys|tmp)(/|$)"
 )  # images have them, too
 TEMPORARY = ("/tmp/", "/dev/shm/")  # noqa: S108
 

@@ -148,6 +148,17 @@ def unlocked(job: Job, project: Project) -> Iterator[Finding]:
             yield error(key, f'{key_of(project)} has no package for "{line}"', "run make lock")
 
 
+def unhashed(job: Job, project: Project) -> Iterator[Finding]:
+    """No line lacks a hash where another one has it: pip then installs nothing.
+
+    https://pip.pypa.io/en/stable/topics/secure-installs/#hash-checking-mode
+    """
+    for line, _ in wanted(job, project.requirements) if is_locked(project) else ():
+        if not HASH.search(line):
+            hint = "move it to src/requirements.in, and run make lock"
+            yield error(key_of(project), f'"{line}" has no hash, and other lines have', hint)
+
+
 def lightnings(job: Job, project: Project) -> Iterator[Finding]:
     """The pins of lightning and pytorch-lightning are equal, as smlightning.one_lightning needs."""
     listed = [found for _, found in wanted(job, project.requirements)]

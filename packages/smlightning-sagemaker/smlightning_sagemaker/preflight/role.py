@@ -116,7 +116,8 @@ def keys(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding]:
         spec = key.get("KeySpec", SYMMETRIC)
         if key["KeyState"] != "Enabled" or spec != SYMMETRIC:
             problem = f"KMS key {name} is {key['KeyState'] if spec == SYMMETRIC else spec}"
-            yield error(where, problem, "enable the key, or use another symmetric one")
+            hint = "enable the key" if spec == SYMMETRIC else "use a symmetric key"
+            yield error(where, problem, hint)
         elif key["KeyManager"] != "AWS":  # which serves the whole account
             for action in actions:
                 needs.setdefault(action, []).append(key["Arn"])

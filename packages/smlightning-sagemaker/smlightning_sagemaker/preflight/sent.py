@@ -4,6 +4,7 @@ Checks that look for a word look here, so that a package, a YAML file or a varia
 module.
 """
 
+import ast
 import functools
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +33,20 @@ def files(project: Project) -> dict[str, str]:
 def _text(path: Path, _changed: int) -> str:
     """The text of a file; a notebook's code without the escapes of JSON."""
     return decoded(path.read_bytes()).replace('\\"', '"')
+
+
+def without_docstrings(name: str, text: str) -> str:
+    """The text of a file; in one of Python, lines of docstrings are empty."""
+    try:
+        nodes = [*ast.walk(ast.parse(text))] if name.endswith(".py") else []
+    except (ValueError, SyntaxError, RecursionError):  # imports.py reports it
+        nodes = []
+    lines = text.splitlines(keepends=True)
+    for node in nodes:
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            for number in range(node.lineno - 1, node.end_lineno or node.lineno):
+                lines[number] = "\n"
+    return "".join(lines)
 
 
 def values(job: Job, request: dict[str, Any]) -> dict[str, str]:
