@@ -20,6 +20,7 @@ AT_ROOT = {
     "CHANGELOG": "changelog",
     "examples/language-model/README": "language_model",
     "examples/lora/README": "lora",
+    "examples/table/README": "table_example",
     "examples/library/README": "library_example",
     "examples/image-classification/README": "image_classification",
     "examples/image-to-text/README": "image_to_text",
