@@ -1,10 +1,11 @@
 """Checks of model and data, for mistakes that Lightning reports late or never."""
 
 import difflib
+import itertools
 import math
 import sys
 from collections import UserDict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -12,13 +13,18 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities.model_helpers import is_overridden
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
+from torch.utils.data import BatchSampler, SequentialSampler
 from torchmetrics import Metric
 
+from smlightning.data.exact import sampler_of
 from smlightning.data.workers import LostBatches
 from smlightning.errors import UserError, is_users_file
 from smlightning.parts import is_plain
 from smlightning.tensors import attributes, objects
+from smlightning.training import loop
+from smlightning.training.loaders import all_loaders, overfits
 from smlightning.training.metrics import updates
 from smlightning.training.rank_checks import DividedData, DividedStream, EqualRanks, SharedMetrics
 
@@ -42,6 +48,7 @@ def training_checks(data_divided: bool = True) -> list[pl.Callback]:
         SharedMetrics(),
         FreshMetrics(),
         FiniteMetrics(),
+        KeptTensors(),
         LostBatches(),
     ]
     return [DividedData(), *checks] if data_divided else checks
@@ -156,6 +163,25 @@ def doubts(
             "are in no optimizer, and stay as they are",
             "give them to one in configure_optimizers; if this is meant, requires_grad_(False)",
         )
+    doubles = [name for name, weights in wanted.items() if weights.dtype == torch.float64]
+    if doubles and torch.get_default_dtype() != torch.float64:
+        yield UserError(
+            f"{len(doubles)} of {len(wanted)} parameters ({doubles[0]}, …) are float64, and on a "
+            "GPU float32 is many times faster",
+            "call .float() on the network; if it is meant, torch.set_default_dtype(torch.float64)",
+        )
+    rates = [group.get("lr", 1) for each in trainer.optimizers for group in each.param_groups]
+    by_epoch = all(config.interval == "epoch" for config in trainer.lr_scheduler_configs)
+    if not any(rates) and by_epoch and trainer.current_epoch == 0:
+        yield UserError(
+            "the learning rate is 0 in the first epoch, after which the schedule changes it",
+            'change it after each step: {"scheduler": ..., "interval": "step"}',
+        )
+    if not overfits(trainer) and any(map(_in_order, all_loaders(trainer.train_dataloader))):
+        yield UserError(
+            "the training loader does not shuffle, so each epoch has the same batches",
+            "pass shuffle=True to the DataLoader, unless the order matters",
+        )
     batches, accumulate = trainer.num_training_batches, trainer.accumulate_grad_batches
     rest = 0 if math.isinf(batches) else int(batches) % accumulate
     if rest:
@@ -165,6 +191,107 @@ def doubts(
             "use smlightning.data.batches.loader, or a batch_size and accumulate_grad_batches "
             "that divide the data",
         )
+
+
+def _in_order(loader: Any) -> bool:
+    """Whether a DataLoader gives the rows in the data's own order."""
+    sampler = sampler_of(loader)
+    if type(sampler) is BatchSampler:
+        sampler = sampler.sampler
+    return isinstance(sampler, SequentialSampler)
+
+
+def evaluating(model: torch.nn.Module) -> Iterator[str]:
+    """Names of the trained modules that are in evaluation mode; the model's own is "".
+
+    A batch norm may keep its statistics on purpose.
+    """
+    for name, module in model.named_modules():
+        trains = not isinstance(module, _NormBase) and any(True for _ in trained_weights(module))
+        if trains and not module.training:
+            yield name
+
+
+def kept_tensors(model: torch.nn.Module, with_graph: bool) -> dict[str, int]:
+    """For each list and dict of the model whose newest item holds a tensor, the number of items.
+
+    Args:
+        with_graph: only if the tensor keeps the graph of its step.
+    """
+    counts = {}
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            items = value.values() if isinstance(value, dict) else value
+            if isinstance(value, list | dict) and value:
+                newest = next(reversed(items))
+                tensors = [each for each in _items(newest) if isinstance(each, torch.Tensor)]
+                if any(not with_graph or tensor.grad_fn is not None for tensor in tensors):
+                    counts[f"{path}.{name}".lstrip(".")] = len(value)
+    return counts
+
+
+def _items(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list | tuple) else (value,)
+
+
+class KeptTensors(pl.Callback):
+    """Warns once of a list of the model that gets tensors in each step and is not emptied.
+
+    It looks after the first three batches, and at the start of the first three epochs, of a run.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, int]] = []  # of lists of tensors with a graph, the lengths
+        self.epochs: list[dict[str, int]] = []  # of those of any tensors
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any, **__: Any
+    ) -> None:
+        if len(self.steps) < 3:
+            self.steps.append(kept_tensors(pl_module, with_graph=True))
+            for name in grown(self.steps, 1):
+                self._warn(
+                    trainer,
+                    f"{name} keeps the graph of each step, so memory grows",
+                    "append loss.detach(), or loss.item() if you need the number",
+                )
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.epochs.append(kept_tensors(pl_module, with_graph=False))
+        validation = sum(trainer.num_val_batches)  # type: ignore[arg-type]
+        batches = min(trainer.num_training_batches, validation or math.inf)
+        for name in grown(self.epochs, max(batches, 2)):
+            first, second = (counts[name] for counts in self.epochs[1:])
+            self._warn(
+                trainer,
+                f"{name} had {first} items with tensors after one epoch and {second} after two, so "
+                "memory grows",
+                f"empty it at the end of each epoch, self.{name}.clear()",
+            )
+        if len(self.epochs) == 3:
+            loop.leave(trainer, self)
+
+    def _warn(self, trainer: pl.Trainer, problem: str, hint: str) -> None:
+        loop.leave(trainer, self)
+        if trainer.is_global_zero:
+            print(f"warning: {UserError(problem, hint)}", file=sys.stderr)
+
+
+def grown(history: Sequence[Mapping[str, int]], least: float) -> list[str]:
+    """The first name whose length grew by this much between each two of three times."""
+    if len(history) < 3:
+        return []
+    names = [
+        name
+        for name in history[2]
+        if all(
+            later.get(name, 0) - earlier.get(name, 0) >= least
+            for earlier, later in itertools.pairwise(history)
+        )
+    ]
+    return names[:1]
 
 
 class FreshMetrics(pl.Callback):
@@ -234,6 +361,7 @@ class StepCheck(pl.Callback):
         self.looked = False  # at the optimizers
         self.has_loss = False
         self.batches = 0  # of this run
+        self.warned = False  # of evaluation mode
 
     def state_dict(self) -> dict[str, Any]:
         """A resumed run may have only batches left that training_step skips on purpose."""
@@ -290,6 +418,16 @@ class StepCheck(pl.Callback):
     ) -> None:
         self.batches += 1
         self.has_loss |= not pl_module.automatic_optimization or bool(outputs)
+        name = next(evaluating(pl_module), None) if batch_idx == 0 and not self.warned else None
+        if name is not None:
+            self.warned = True
+            if trainer.is_global_zero:
+                print(
+                    f"warning: {name or 'the model'} is in evaluation mode in training, so dropout "
+                    f"is off and batch norms keep their statistics; call {name or 'self'}.train() "
+                    "after eval() and from_pretrained, or requires_grad_(False) to freeze it",
+                    file=sys.stderr,
+                )
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
