@@ -103,8 +103,9 @@ $(VENV)/.docs: pyproject.toml | $(BIN)/python
 docs: $(VENV)/.docs  ## the pages as a site in build/site; a broken link or heading fails
 	$(BIN)/mkdocs build --strict $(ARGS)
 
-reference: $(VENV)/.tests  ## write the page of options, keys, images and commands
+reference: $(VENV)/.tests  ## write the pages of options, keys, images, commands, and of messages
 	PYTHONPATH='$(RUNTIME):$(SOURCE)/src' $(BIN)/python docs/reference.py
+	$(BIN)/python docs/messages.py
 
 pictures: $(VENV)/.tests  ## draw the README's pictures from real runs; ARGS=--check fails if one is stale
 	$(BIN)/python docs/pictures.py $(ARGS)

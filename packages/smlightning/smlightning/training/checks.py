@@ -252,11 +252,9 @@ class KeptTensors(pl.Callback):
         if len(self.steps) < 3:
             self.steps.append(kept_tensors(pl_module, with_graph=True))
             for name in grown(self.steps, 1):
-                self._warn(
-                    trainer,
-                    f"{name} keeps the graph of each step, so memory grows",
-                    "append loss.detach(), or loss.item() if you need the number",
-                )
+                problem = f"{name} keeps the graph of each step, so memory grows"
+                hint = "append loss.detach(), or loss.item() if you need the number"
+                self._warn(trainer, UserError(problem, hint))
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.epochs.append(kept_tensors(pl_module, with_graph=False))
@@ -264,19 +262,19 @@ class KeptTensors(pl.Callback):
         batches = min(trainer.num_training_batches, validation or math.inf)
         for name in grown(self.epochs, max(batches, 2)):
             first, second = (counts[name] for counts in self.epochs[1:])
-            self._warn(
-                trainer,
+            problem = (
                 f"{name} had {first} items with tensors after one epoch and {second} after two, so "
-                "memory grows",
-                f"empty it at the end of each epoch, self.{name}.clear()",
+                "memory grows"
             )
+            hint = f"empty it at the end of each epoch, self.{name}.clear()"
+            self._warn(trainer, UserError(problem, hint))
         if len(self.epochs) == 3:
             loop.leave(trainer, self)
 
-    def _warn(self, trainer: pl.Trainer, problem: str, hint: str) -> None:
+    def _warn(self, trainer: pl.Trainer, warning: UserError) -> None:
         loop.leave(trainer, self)
         if trainer.is_global_zero:
-            print(f"warning: {UserError(problem, hint)}", file=sys.stderr)
+            print(f"warning: {warning}", file=sys.stderr)
 
 
 def grown(history: Sequence[Mapping[str, int]], least: float) -> list[str]:
