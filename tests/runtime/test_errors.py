@@ -1,5 +1,6 @@
 """An error that the user can correct is a problem and a hint; others keep their stack trace."""
 
+import contextlib
 import errno
 import os
 from collections.abc import Callable, Iterator
@@ -15,8 +16,10 @@ from lightning_fabric.utilities.exceptions import (
 )
 from pytorch_lightning.trainer.connectors.data_connector import _DataConnector
 from pytorch_lightning.trainer.states import RunningStage, TrainerFn
+from torch import distributed
 from torch.distributed import DistBackendError, DistNetworkError, DistStoreError
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, DataLoader, Sampler, SequentialSampler
 
 from smlightning import errors
@@ -184,6 +187,21 @@ def backward_twice() -> None:
     loss.backward()
 
 
+def sync_norm() -> Any:
+    with one_rank():
+        return DistributedDataParallel(torch.nn.SyncBatchNorm(1))
+
+
+@contextlib.contextmanager
+def one_rank() -> Iterator[None]:
+    """A process group of this process."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()
+
+
 def in_double(layer: torch.nn.Module) -> Any:
     return layer.double()(SINGLE)
 
@@ -224,6 +242,7 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
     (lambda: torch.nn.BatchNorm1d(3)(SINGLE[:1]), "drop_last=True"),
     (backward_twice, "calls no backward()"),
     (WithoutSuper, "super().__init__()"),
+    (sync_norm, "sync_batchnorm=cluster.accelerator"),
 ]
 
 

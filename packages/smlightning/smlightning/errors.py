@@ -76,6 +76,10 @@ EXPLAINED = (
         r"backward through the graph a second time",
         "training_step returns the loss and calls no backward(); detach() what later steps use",
     ),
+    (
+        r"SyncBatchNorm layers only work with GPU",
+        'on CPUs, as in a rehearsal, leave it out: sync_batchnorm=cluster.accelerator == "gpu"',
+    ),
     (r"before Module\.__init__\(\) call", "begin __init__ with super().__init__()"),
     (
         r"grad can be implicitly created only for scalar outputs",

@@ -85,6 +85,10 @@ class Misspelt(Line):
     validation_step = pl.LightningModule.validation_step
 
 
+def compiled(**options: Any) -> Any:
+    return torch.compile(Line())
+
+
 class Unregistered(Line):
     def __init__(self, **options: Any) -> None:
         super().__init__()
@@ -297,6 +301,7 @@ class LocalFunction(Numbers):
         (Unsaved, Numbers, "Unsaved has no save"),
         (Untested, Numbers, "Untested has no test_step"),
         (WithoutValues, Numbers, "is on the meta device, without values"),
+        (compiled, Numbers, "the whole LightningModule is compiled"),
         (Misspelt, Numbers, "Misspelt.validation_stepp"),
         (Unregistered, Numbers, "more is a plain list"),
         (ModelWithoutSuper, Numbers, "ModelWithoutSuper.__init__"),
@@ -310,7 +315,7 @@ class LocalFunction(Numbers):
     ],
 )
 def test_a_mistake_in_the_users_classes_is_one_sentence(
-    model: type, data: type, part: str, main: Any, capsys: pytest.CaptureFixture[str]
+    model: Any, data: type, part: str, main: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(model, data) == 1
     error = capsys.readouterr().err

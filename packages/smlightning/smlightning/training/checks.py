@@ -59,8 +59,13 @@ def check_complete(model: pl.LightningModule, data: pl.LightningDataModule) -> N
 
     Raises:
         UserError: ``test_step``, ``test_dataloader`` or ``save`` is missing, or a method's name
-            is a misspelt hook.
+            is a misspelt hook, or the whole model is compiled.
     """
+    if hasattr(model, "_orig_mod"):  # of torch.compile
+        raise UserError(
+            "the whole LightningModule is compiled, in which self.log raises (Lightning#21836)",
+            "compile the network in it: self.net.compile() in configure_model",
+        )
     for owner, attribute in ((data, "prepare_data_per_node"), (model, "_modules")):
         if attribute not in vars(owner):
             raise UserError(
