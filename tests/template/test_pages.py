@@ -55,7 +55,7 @@ Torch not compiled with CUDA enabled|index out of range in self|device-side asse
 grad can be implicitly created only for scalar outputs|backward through the graph a second time
 channels, but got|different to the input size|Expected more than 1 value per channel
 in eval mode at the start|mutable default <class|sampler has shuffling enabled
-before Module.__init__
+before Module.__init__|SyncBatchNorm layers only work with GPU modules
 no kernel image is available|smddp|the label is Json|the label is Value|--compile
 """
 # Commands that the AWS command line adds to those of the services' models.
