@@ -80,6 +80,10 @@ EXPLAINED = (
         r"SyncBatchNorm layers only work with GPU",
         'on CPUs, as in a rehearsal, leave it out: sync_batchnorm=cluster.accelerator == "gpu"',
     ),
+    (
+        r"mutable default <class '(list|dict)'>",
+        'declare it by option, as shares: list[float] = option([0.1, 0.9], "what they are")',
+    ),
     (r"before Module\.__init__\(\) call", "begin __init__ with super().__init__()"),
     (
         r"grad can be implicitly created only for scalar outputs",

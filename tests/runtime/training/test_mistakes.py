@@ -404,6 +404,16 @@ def test_what_may_be_meant_is_a_warning_before_training(
     assert len(warnings) == bool(warning) and "".join(warnings).startswith(warning)
 
 
+class ShuffledValidation(Numbers):
+    def val_dataloader(self) -> DataLoader:
+        return DataLoader(rows(10), 5, shuffle=True)
+
+
+def test_lightnings_warning_of_a_shuffled_validation_is_not_silenced(fit: Fit) -> None:
+    with pytest.warns(UserWarning, match="`val_dataloader`'s sampler has shuffling enabled"):
+        fit(data=ShuffledValidation, epochs=1)
+
+
 class Replaced(Line):
     def on_train_epoch_start(self) -> None:
         self.net[2] = torch.nn.Linear(self.width, 1)
