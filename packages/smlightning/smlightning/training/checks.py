@@ -13,7 +13,6 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities.model_helpers import is_overridden
-from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 from torch.utils.data import BatchSampler, SequentialSampler
 from torchmetrics import Metric
@@ -32,6 +31,12 @@ REGISTER = {
     "dict": "make it a torch.nn.ModuleDict, or of parameters a ParameterDict",
     "list": "make it a torch.nn.ModuleList, or of parameters a ParameterList",
 }
+BATCH_NORMS = (
+    torch.nn.BatchNorm1d,
+    torch.nn.BatchNorm2d,
+    torch.nn.BatchNorm3d,
+    torch.nn.SyncBatchNorm,
+)
 OTHERWISE = "make it a torch.nn.ModuleList or ModuleDict, or its class a torch.nn.Module"
 
 
@@ -61,7 +66,7 @@ def check_complete(model: pl.LightningModule, data: pl.LightningDataModule) -> N
         UserError: ``test_step``, ``test_dataloader`` or ``save`` is missing, or a method's name
             is a misspelt hook, or the whole model is compiled.
     """
-    if hasattr(model, "_orig_mod"):  # of torch.compile
+    if type(model).__name__ == "OptimizedModule":  # of torch.compile, and not imported
         raise UserError(
             "the whole LightningModule is compiled, in which self.log raises (Lightning#21836)",
             "compile the network in it: self.net.compile() in configure_model",
@@ -212,8 +217,9 @@ def evaluating(model: torch.nn.Module) -> Iterator[str]:
     A batch norm may keep its statistics on purpose.
     """
     for name, module in model.named_modules():
-        trains = not isinstance(module, _NormBase) and any(True for _ in trained_weights(module))
-        if trains and not module.training:
+        if module.training or isinstance(module, BATCH_NORMS):
+            continue
+        if any(True for _ in trained_weights(module)):
             yield name
 
 
