@@ -31,10 +31,11 @@ $(VENV)/.template: pyproject.toml | $(BIN)/python
 	@$(INSTALL) --group template
 	@touch $@
 
-# The generated project's own Makefile does the rest, in the same environment.
+# The generated project's own Makefile does the rest, in the same environment. What a run wrote stays: demo resumes.
 project: $(VENV)/.template
-	@rm -rf $(PROJECT)
-	@$(BIN)/cookiecutter . --no-input --output-dir build > /dev/null  # its next steps are for another folder
+	@mkdir -p $(PROJECT)
+	@find $(PROJECT) -mindepth 1 -maxdepth 1 ! -name outputs ! -name prepared -exec rm -rf {} +
+	@$(BIN)/cookiecutter . --no-input --overwrite-if-exists --output-dir build > /dev/null  # its next steps are for another folder
 	@touch -r $(SOURCE)/pyproject.toml $(PROJECT)/pyproject.toml  # or a new copy would be installed again
 	@touch -r $(SOURCE)/src/requirements.txt $(PROJECT)/src/requirements.txt
 	@touch -r $(SOURCE)/.github/requirements.txt $(PROJECT)/.github/requirements.txt
@@ -102,8 +103,9 @@ $(VENV)/.docs: pyproject.toml | $(BIN)/python
 docs: $(VENV)/.docs  ## the pages as a site in build/site; a broken link or heading fails
 	$(BIN)/mkdocs build --strict $(ARGS)
 
-reference: $(VENV)/.tests  ## write the page of options, keys, images and commands
+reference: $(VENV)/.tests  ## write the pages of options, keys, images, commands, and of messages
 	PYTHONPATH='$(RUNTIME):$(SOURCE)/src' $(BIN)/python docs/reference.py
+	$(BIN)/python docs/messages.py
 
 pictures: $(VENV)/.tests  ## draw the README's pictures from real runs; ARGS=--check fails if one is stale
 	$(BIN)/python docs/pictures.py $(ARGS)

@@ -1,4 +1,4 @@
-"""Deletes caches, notes where the project comes from, and prints the next steps."""
+"""Deletes caches, names the project in its notebook, notes the template, and prints next steps."""
 
 import json
 import os
@@ -17,6 +17,14 @@ CACHES = ("__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypoth
 for name in CACHES:
     for path in Path().rglob(name):
         shutil.rmtree(path, ignore_errors=True)
+
+# The notebook is copied as it is, with the outputs of a project with default answers.
+notebook = Path("launch.ipynb")
+text = notebook.read_text(encoding="utf-8")
+name = ANSWERS["project_slug"][:47].replace("_", "-")  # as in job.toml
+text = text.replace("language-identification", name)
+text = text.replace("us-east-1", ANSWERS["aws_region"])
+notebook.write_text(text, encoding="utf-8", newline="\n")
 
 
 def git(*arguments: str) -> str:

@@ -58,7 +58,9 @@ KNOW = {
     "chemprop": (
         "Make its loaders in `setup`: it passes `shuffle` and `sampler` by position, which "
         "Lightning cannot exchange in a hook. Its guard against a last batch of one counts all "
-        "ranks' molecules: with `batch_norm`, choose a batch size that leaves none on each rank."
+        "ranks' molecules: with `batch_norm`, choose a batch size that leaves none on each rank. "
+        "Its import fixes fork as the way in which processes start: pass `multiprocessing_context` "
+        "to a DataLoader."
     ),
     "lightly": (
         "Its memory bank is not in `state_dict`, so checkpoints of a plain Trainer lack it; those"
@@ -90,11 +92,14 @@ KNOW = {
     "scvi": (
         "Set `scvi.settings.seed`: otherwise each process splits the cells in another way. Its "
         "steps leave parameters out: `find_unused_parameters` is True in `src/dist.py`, and a "
-        'plain Trainer takes `"ddp_find_unused_parameters_true"`. It has no `test_step`.'
+        'plain Trainer takes `"ddp_find_unused_parameters_true"`. It has no `test_step`. '
+        "Its import turns `torch.backends.cudnn.benchmark` on, so two runs on a GPU differ: "
+        "`Trainer(benchmark=False)`."
     ),
     "neuralforecast": (
         "Its models have no `test_step`, and set torch's seed when training begins. Its loss is "
-        "an object: checkpoints leave it out."
+        "an object: checkpoints leave it out. Its import puts a function of ray into "
+        "`sys.excepthook`, which a run does not use: set your own after it."
     ),
     "monai": (
         "Losses of its batches are `MetaTensor`: checkpoints hold them as plain tensors. Its "

@@ -1,5 +1,6 @@
 """An error that the user can correct is a problem and a hint; others keep their stack trace."""
 
+import contextlib
 import errno
 import os
 from collections.abc import Callable, Iterator
@@ -15,8 +16,10 @@ from lightning_fabric.utilities.exceptions import (
 )
 from pytorch_lightning.trainer.connectors.data_connector import _DataConnector
 from pytorch_lightning.trainer.states import RunningStage, TrainerFn
+from torch import distributed
 from torch.distributed import DistBackendError, DistNetworkError, DistStoreError
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, DataLoader, Sampler, SequentialSampler
 
 from smlightning import errors
@@ -169,7 +172,38 @@ def wrong() -> None:
 
 
 DOUBLE = torch.ones(4, 3, dtype=torch.float64)
+SINGLE = torch.ones(4, 3)
 CLASSES = torch.tensor([0, 1, 2, 3])
+
+
+class WithoutSuper(torch.nn.Module):
+    def __init__(self) -> None:
+        self.layer = torch.nn.Linear(1, 1)
+
+
+def backward_twice() -> None:
+    loss = torch.nn.Linear(3, 1)(SINGLE).square().mean()
+    loss.backward()
+    loss.backward()
+
+
+def sync_norm() -> Any:
+    with one_rank():
+        return DistributedDataParallel(torch.nn.SyncBatchNorm(1))
+
+
+@contextlib.contextmanager
+def one_rank() -> Iterator[None]:
+    """A process group of this process."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()
+
+
+def in_double(layer: torch.nn.Module) -> Any:
+    return layer.double()(SINGLE)
 
 
 def double_target() -> None:
@@ -194,6 +228,21 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
     (lambda: torch.nn.EmbeddingBag(3, 2)(CLASSES[None]), "count labels and ids from 0"),
     (lambda: torch.ones(4, requires_grad=True).backward(), "losses.mean()"),
     (lambda: torch.ones(()).backward(), "detach()"),
+    (lambda: in_double(torch.nn.Linear(3, 2)), "without .double()"),
+    (lambda: in_double(torch.nn.Linear(3, 2, bias=False)), "without .double()"),
+    (lambda: in_double(torch.nn.Conv1d(4, 2, 1)), "without .double()"),
+    (lambda: in_double(torch.nn.Conv1d(4, 2, 1, bias=False)), "without .double()"),
+    (lambda: in_double(torch.nn.LSTM(3, 2)), "without .double()"),
+    (lambda: in_double(torch.nn.LayerNorm(3)), "without .double()"),
+    (lambda: torch.nn.Linear(5, 2)(SINGLE), "input features"),
+    (lambda: torch.nn.Conv1d(5, 2, 1)(SINGLE), "input features, or channels"),
+    (lambda: torch.nn.LSTM(5, 2)(SINGLE), "input features"),
+    (lambda: torch.nn.LayerNorm(5)(SINGLE), "input features"),
+    (lambda: torch.nn.BatchNorm1d(5)(SINGLE), "input features"),
+    (lambda: torch.nn.BatchNorm1d(3)(SINGLE[:1]), "drop_last=True"),
+    (backward_twice, "calls no backward()"),
+    (WithoutSuper, "super().__init__()"),
+    (sync_norm, "sync_batchnorm=cluster.accelerator"),
 ]
 
 
@@ -215,6 +264,26 @@ def test_a_device_in_a_model_has_a_hint(move: Callable[[], Any]) -> None:
         move()
     error = as_user_error(caught.value)
     assert error and "leave devices to Lightning" in error.hint
+
+
+@pytest.mark.parametrize(
+    "types",
+    [
+        "torch.cuda.FloatTensor) and weight type (torch.FloatTensor",
+        "torch.FloatTensor) and weight type (torch.cuda.FloatTensor",
+        "torch.cuda.HalfTensor) and bias type (torch.HalfTensor",
+    ],
+)
+def test_layer_and_input_on_two_devices_have_the_hint_of_devices(types: str) -> None:
+    """torch names a device in the words of a type (2.13: ATen/native/Convolution.cpp)."""
+    error = as_user_error(RuntimeError(f"Input type ({types}) should be the same"))
+    assert error and "leave devices to Lightning" in error.hint
+
+
+def test_types_on_a_gpu_have_the_hint_of_types() -> None:
+    types = "torch.cuda.FloatTensor) and weight type (torch.cuda.DoubleTensor"
+    error = as_user_error(RuntimeError(f"Input type ({types}) should be the same"))
+    assert error and "without .double()" in error.hint
 
 
 def test_a_label_out_of_range_on_a_gpu_has_a_hint() -> None:

@@ -48,7 +48,14 @@ FOREIGN = """
 Bus error|Expected to have finished reduction|Expected 2 fields in line 3, saw 3|MaxWaitTimeExceeded
 No module named|PermanentRedirect|PutObject|ResourceLimitExceeded|SMDDP does not support
 SM_CHANNEL_MY-DATA|Unable to locate credentials|framework_version|new_group|requires accelerate
-Invalid scalar type|context has already been set
+Invalid scalar type|context has already been set|CUDA out of memory|shapes cannot be multiplied
+must have the same dtype|expected scalar type|Found dtype Double|expected target dtype to be Long
+does not require grad and does not have a grad_fn|tensors to be on the same device|is out of bounds
+Torch not compiled with CUDA enabled|index out of range in self|device-side assert
+grad can be implicitly created only for scalar outputs|backward through the graph a second time
+channels, but got|different to the input size|Expected more than 1 value per channel
+in eval mode at the start|mutable default <class|sampler has shuffling enabled
+before Module.__init__|SyncBatchNorm layers only work with GPU modules
 no kernel image is available|smddp|the label is Json|the label is Value|--compile
 """
 # Commands that the AWS command line adds to those of the services' models.
@@ -165,9 +172,10 @@ def test_each_block_of_python_is_python() -> None:
         ast.parse(textwrap.dedent(block))
 
 
-def test_the_page_of_options_and_keys_is_that_of_the_code() -> None:
+@pytest.mark.parametrize("name", ["reference.py", "messages.py"])
+def test_the_page_of_options_and_that_of_messages_are_those_of_the_code(name: str) -> None:
     """If it fails: `make reference`."""
-    written = runpy.run_path(str(TEMPLATE / "docs/reference.py"))
+    written = runpy.run_path(str(TEMPLATE / "docs" / name))
     assert written["PAGE"].read_text(encoding="utf-8") == written["page"]()
 
 
@@ -215,6 +223,16 @@ def test_each_message_of_troubleshooting_is_one_of_the_code() -> None:
     assert lacking == []
 
 
+@pytest.mark.parametrize(
+    "word",
+    ["out of memory", "OOM", "NaN", "diverged", "overfit", "regression", "class weights",
+     "two heads", "normalization", "vocabulary", "imbalanced", "float64"],
+)  # fmt: skip
+def test_what_people_search_for_is_on_a_page_of_a_project(word: str) -> None:
+    texts = [path.read_text(encoding="utf-8") for path in SOURCE.glob("docs/*.md")]
+    assert any(re.search(rf"\b{word}", " ".join(text.split())) for text in texts)
+
+
 def test_the_pages_command_fetches_the_templates_train_py(tmp_path: Path) -> None:
     need("git")
     template = copy_template(tmp_path / "template")
@@ -251,6 +269,32 @@ def test_the_pages_data_model_and_predictions_train_on_two_ranks(tmp_path: Path)
     )
     wrong = made.run("python", "src/predict.py", "0.1", check=False)
     assert wrong.stderr == "error: '0.1' is no point; write two numbers, such as 0.1,0.2\n"
+    made.run("python", "-m", "ruff", "check", "src")
+
+
+@pytest.mark.long
+def test_the_pages_table_trains_and_predicts(tmp_path: Path) -> None:
+    made = bake(tmp_path)
+    data, network, options, predict = blocks(SOURCE / "docs/table.md", "python")
+    for name, code in (("data.py", data), ("model.py", network), ("predict.py", predict)):
+        (made.path / "src" / name).write_text(code, encoding="utf-8")
+    inherited = made.read("src/options.py").partition("\nMETRICS = ")[0]
+    (made.path / "src/options.py").write_text(f"{inherited}\n{options}", encoding="utf-8")
+    rows = ["city,age,income,price,bought"]
+    for number in range(400):
+        city, age = ("Turin", "Oslo", "Lima")[number % 3], 20 + number % 50
+        rows.append(f"{city},{age},{1000 * age},{age / 10 + number % 3},{int(age > 60)}")
+    (made.path / "rows.csv").write_text("\n".join(rows), encoding="utf-8")
+    train = ["src/train.py", "--dataset", "rows.csv", "--batch_size", "20", "--lr", "0.01"]
+    out = made.run("python", *train, "--epochs", "20", OMP_NUM_THREADS="1").stdout
+    assert float(out.split()[-1]) < 0.8, out  # 2.5 for a mean and a coin
+    (made.path / "two.csv").write_text("age,income,city\n65,65000,Rome\n25,25000,Turin\n")
+    words = ["src/predict.py", "Turin,65,65000", "Turin,25,25000", "two.csv"]
+    lines = [line.split("\t") for line in made.run("python", *words).stdout.splitlines()]
+    assert [bought for _, bought in lines] == ["1", "0", "1", "0"]
+    assert lines[1] == lines[3] and abs(float(lines[1][0]) - 2.5) < 1
+    wrong = made.run("python", "src/predict.py", "Turin,old,1", check=False)
+    assert re.match(r"error: 'Turin,old,1' cannot be read \(.*\); give a csv, or", wrong.stderr)
     made.run("python", "-m", "ruff", "check", "src")
 
 

@@ -15,7 +15,7 @@ from cookiecutter.exceptions import FailedHookException
 from cookiecutter.main import cookiecutter
 from jinja2.exceptions import UndefinedError
 
-from projects import TEMPLATE, Project, bake, commit_all, copy_template, git
+from projects import TEMPLATE, Project, bake, commit_all, copy_template, git, need
 from smlightning import __version__
 
 SOURCE = next(TEMPLATE.glob("{{*}}"))  # what is generated, before it is
@@ -74,11 +74,37 @@ def test_the_files_that_run_do_not_depend_on_the_answers(tmp_path: Path) -> None
     assert one.keys() == other.keys()
     differing = {name for name in one if one[name] != other[name]}
     differing = {name for name in differing if not name.startswith("infra/")}
-    assert differing <= {"README.md", "pyproject.toml", "LICENSE", "job.toml", ".cruft.json"}
-    copied = ("src/", "tools/", "tests/", "launch.ipynb")
+    rendered = {"README.md", "pyproject.toml", "LICENSE", "job.toml", ".cruft.json"}
+    assert differing <= {*rendered, "launch.ipynb"}
+    copied = ("src/", "tools/", "tests/")
     source = {name: (SOURCE / name).read_bytes() for name in one if name.startswith(copied)}
     assert source == {name: one[name] for name in source}, "copied, and not rendered"
     assert not [name for name in one if "cache" in name or "egg-info" in name]
+
+
+def test_the_notebook_shows_the_projects_name_and_region(tmp_path: Path) -> None:
+    stored = json.loads((SOURCE / "launch.ipynb").read_text(encoding="utf-8"))
+    made = bake(tmp_path, **ODD).read("launch.ipynb")
+    assert "'odd-one-2'" in made and "eu-central-1.console" in made
+    assert "language-identification" not in made and "us-east-1" not in made
+    sources = [cell["source"] for cell in json.loads(made)["cells"]]
+    assert sources == [cell["source"] for cell in stored["cells"]]
+
+
+def test_a_second_demo_has_the_first_ones_outputs(tmp_path: Path) -> None:
+    """So it resumes; all else of the project is made anew."""
+    need("git")
+    template = copy_template(tmp_path / "template")
+    made = template / "build/language-identification"
+    for name in ("outputs/checkpoints/newest", "prepared/rows", "src/old.py", ".hidden/old"):
+        path = made / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    words = ["make", "project", f"VENV={sys.prefix}", "-o", f"{sys.prefix}/.template"]
+    subprocess.run(words, cwd=template, check=True)
+    kept = ("outputs/checkpoints/newest", "prepared/rows", "src/train.py")
+    assert all((made / name).exists() for name in kept)
+    assert not (made / "src/old.py").exists() and not (made / ".hidden").exists()
 
 
 def append(path: Path, line: str) -> None:

@@ -55,6 +55,13 @@ def test_the_variable_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert str(tmp_path) in caught.value.problem and caught.value.hint
 
 
+def test_a_list_as_a_default_has_the_hint_of_option(tmp_path: Path) -> None:
+    slip = "@dataclasses.dataclass\nclass Options:\n    shares: list = [0.1, 0.9]\n"
+    root = new_project(tmp_path / "project", f"import dataclasses\n{slip}")
+    with pytest.raises(UserError, match=r"options\.py:2 .*option\(\[0\.1, 0\.9\]"):
+        Project(root).options()
+
+
 @pytest.mark.parametrize(
     "slip, line", [("def broken(:", 5), ("import nowhere_to_be_found", 5), ("1 / 0", 5)]
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
-from smlightning.errors import UserError, described
+from smlightning.errors import UserError, as_user_error, described
 
 VARIABLE = "SMLIGHTNING_PROJECT"  # the project's folder, if commands run elsewhere
 
@@ -139,6 +139,6 @@ def _import_file(name: str, path: Path) -> ModuleType:
         del sys.modules[name]
         if isinstance(error, Exception) and not isinstance(error, UserError):
             hint = "correct it: the tests, the launcher and the rehearsal read it"
-            raise UserError(described(error), hint) from error
+            raise as_user_error(error) or UserError(described(error), hint) from error
         raise
     return module

@@ -35,6 +35,19 @@ CUDA_OUT_OF_MEMORY = (
 # Parts of torch's messages about mistakes in data and model, and the hint for each.
 EXPLAINED = (
     (
+        r"not compiled with CUDA|Found no NVIDIA driver|No CUDA GPUs|'_cuda_setDevice'"
+        r"|type \(torch\.cuda\.(\w+)\) and \w+ type \(torch\.\1\)"
+        r"|type \(torch\.(\w+)\) and \w+ type \(torch\.cuda\.\2\)"
+        r"|CUDA generator without|tensors to be on the same device|not on the expected device",
+        "leave devices to Lightning: write no .cuda(), make tensors with device=self.device, and "
+        "keep constants by self.register_buffer",
+    ),
+    (
+        r"got:? (float !=|Float and) [Dd]ouble|[Ff]loat\S*\) and \w+ type \(\S*[Dd]ouble"
+        r"|type Float but found Double|\(torch\.float32\) does not match|expect parameter to have",
+        "the layer is float64: make it float32, without .double() and dtype=torch.float64",
+    ),
+    (
         r"same d(ata)?type|Input type .*should be the same|expected scalar type|Found dtype"
         r"|does not match weight dtype|Type promoting",
         "give the model float32: torch.as_tensor(values, dtype=torch.float32) in your data, since "
@@ -51,18 +64,34 @@ EXPLAINED = (
         "rows, as the data has",
     ),
     (
+        r"shapes cannot be multiplied|expected input.* to have \d+ channels"
+        r"|must be equal to input_size|Given normalized_shape|running_mean should contain",
+        "give the layer as many input features, or channels, as its input has",
+    ),
+    (
+        r"Expected more than 1 value per channel",
+        "a batch norm cannot train on one sample: drop_last=True in the training DataLoader",
+    ),
+    (
+        r"backward through the graph a second time",
+        "training_step returns the loss and calls no backward(); detach() what later steps use",
+    ),
+    (
+        r"SyncBatchNorm layers only work with GPU",
+        'on CPUs, as in a rehearsal, leave it out: sync_batchnorm=cluster.accelerator == "gpu"',
+    ),
+    (
+        r"mutable default <class '(list|dict)'>",
+        'declare it by option, as shares: list[float] = option([0.1, 0.9], "what they are")',
+    ),
+    (r"before Module\.__init__\(\) call", "begin __init__ with super().__init__()"),
+    (
         r"grad can be implicitly created only for scalar outputs",
         "return one number from training_step, as losses.mean()",
     ),
     (
         r"element 0 of tensors does not require grad",
         "compute the loss from trained weights, without detach(), item() or no_grad() on the way",
-    ),
-    (
-        r"not compiled with CUDA|Found no NVIDIA driver|No CUDA GPUs|'_cuda_setDevice'"
-        r"|CUDA generator without|tensors to be on the same device|not on the expected device",
-        "leave devices to Lightning: write no .cuda(), make tensors with device=self.device, and "
-        "keep constants by self.register_buffer",
     ),
 )
 

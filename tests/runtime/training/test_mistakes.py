@@ -85,6 +85,10 @@ class Misspelt(Line):
     validation_step = pl.LightningModule.validation_step
 
 
+def compiled(**options: Any) -> Any:
+    return torch.compile(Line())
+
+
 class Unregistered(Line):
     def __init__(self, **options: Any) -> None:
         super().__init__()
@@ -297,6 +301,7 @@ class LocalFunction(Numbers):
         (Unsaved, Numbers, "Unsaved has no save"),
         (Untested, Numbers, "Untested has no test_step"),
         (WithoutValues, Numbers, "is on the meta device, without values"),
+        (compiled, Numbers, "the whole LightningModule is compiled"),
         (Misspelt, Numbers, "Misspelt.validation_stepp"),
         (Unregistered, Numbers, "more is a plain list"),
         (ModelWithoutSuper, Numbers, "ModelWithoutSuper.__init__"),
@@ -310,7 +315,7 @@ class LocalFunction(Numbers):
     ],
 )
 def test_a_mistake_in_the_users_classes_is_one_sentence(
-    model: type, data: type, part: str, main: Any, capsys: pytest.CaptureFixture[str]
+    model: Any, data: type, part: str, main: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(model, data) == 1
     error = capsys.readouterr().err
@@ -332,6 +337,45 @@ class Frozen(OneLayer):
         self.net[2].requires_grad_(False)
 
 
+class Double(Line):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.net.double()
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        number, x, y = batch
+        return super().loss((number, x.double(), y.double()))
+
+
+class WarmedUp(Line):
+    """Its learning rate begins at 0, and changes as Lightning's default is: after each epoch."""
+
+    interval = "epoch"
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), 0.1)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, step / 2))
+        config = {"scheduler": schedule, "interval": self.interval}
+        return {"optimizer": optimizer, "lr_scheduler": config}
+
+
+class WarmedUpByStep(WarmedUp):
+    interval = "step"
+
+
+class Unshuffled(Numbers):
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(rows(SIZE * BATCHES), SIZE)
+
+
+class OwnOrder(Numbers):
+    """An order of its own, which torch's DataLoader does not shuffle either."""
+
+    def train_dataloader(self) -> DataLoader:
+        batches = [list(range(SIZE * batch, SIZE * (batch + 1))) for batch in range(BATCHES)]
+        return DataLoader(rows(SIZE * BATCHES), batch_sampler=batches)
+
+
 LEFT_OUT = "warning: 2 of 4 parameters (net.2.weight, …; 5 numbers) are in no optimizer"
 PART = "warning: accumulate_grad_batches is 4, and a rank has 5 batches"
 
@@ -345,6 +389,11 @@ PART = "warning: accumulate_grad_batches is 4, and a rank has 5 batches"
         (Line, {"accumulate_grad_batches": 5}, ""),
         (Line, {"accumulate_grad_batches": 4}, PART),
         (Line, {"accumulate_grad_batches": 8}, PART.replace("4", "8")),
+        (Double, {}, "warning: 4 of 4 parameters (net.0.weight, …) are float64"),
+        (WarmedUp, {}, "warning: the learning rate is 0 in the first epoch"),
+        (WarmedUpByStep, {}, ""),
+        (Line, {"data": Unshuffled}, "warning: the training loader does not shuffle"),
+        (Line, {"data": OwnOrder}, ""),
     ],
 )
 def test_what_may_be_meant_is_a_warning_before_training(
@@ -353,6 +402,16 @@ def test_what_may_be_meant_is_a_warning_before_training(
     fit(model, trainer={"limit_train_batches": 5}, epochs=1, **options)
     warnings = [x for x in capsys.readouterr().err.splitlines() if x.startswith("warning")]
     assert len(warnings) == bool(warning) and "".join(warnings).startswith(warning)
+
+
+class ShuffledValidation(Numbers):
+    def val_dataloader(self) -> DataLoader:
+        return DataLoader(rows(10), 5, shuffle=True)
+
+
+def test_lightnings_warning_of_a_shuffled_validation_is_not_silenced(fit: Fit) -> None:
+    with pytest.warns(UserWarning, match="`val_dataloader`'s sampler has shuffling enabled"):
+        fit(data=ShuffledValidation, epochs=1)
 
 
 class Replaced(Line):
@@ -427,9 +486,96 @@ class NeverResetCollection(OfCollections):
         self.log("val/loss", self.error.compute()["MeanMetric"])
 
 
+class Evaluating(Line):
+    def on_train_epoch_end(self) -> None:
+        self.net.eval()  # and draws something
+
+
+class EvaluatingSteps(Line):
+    def loss(self, batch: Any) -> torch.Tensor:
+        self.eval()
+        return super().loss(batch)
+
+
+class EvaluatingFrozen(Frozen):
+    def on_train_start(self) -> None:
+        self.net[2].eval()
+
+
+class FixedNorms(Line):
+    """Batch norms that keep their statistics, as detection models fine-tune."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.net.insert(1, torch.nn.BatchNorm1d(self.width))
+
+    def on_train_epoch_start(self) -> None:
+        self.net[1].eval()
+
+
+class Keeping(Line):
+    """Keeps the losses of training."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.losses: list[Any] = []
+
+    def keep(self, loss: torch.Tensor) -> Any:
+        return loss
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        self.losses.append(self.keep(loss))
+        return loss
+
+
+class KeepingDicts(Keeping):
+    def keep(self, loss: torch.Tensor) -> Any:
+        return {"loss": loss, "name": "train"}
+
+
+class KeepingValues(Keeping):
+    def keep(self, loss: torch.Tensor) -> Any:
+        return loss.detach()
+
+
+class Clearing(KeepingValues):
+    def on_train_epoch_end(self) -> None:
+        self.losses.clear()
+
+
+class KeepingNumbers(Keeping):
+    def keep(self, loss: torch.Tensor) -> Any:
+        return loss.item()
+
+
+class KeepingOfEpochs(Line):
+    """A value of each epoch."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.history: list[torch.Tensor] = []
+
+    def on_train_epoch_end(self) -> None:
+        self.history.append(self.net[0].weight.detach().clone())
+
+
 @pytest.mark.parametrize(
     ("model", "warning"),
     [
+        (Evaluating, "warning: net is in evaluation mode in training"),
+        (EvaluatingSteps, "warning: the model is in evaluation mode in training"),
+        (EvaluatingFrozen, ""),
+        (FixedNorms, ""),
+        (Keeping, "warning: losses keeps the graph of each step"),
+        (KeepingDicts, "warning: losses keeps the graph of each step"),
+        (
+            KeepingValues,
+            "warning: losses had 8 items with tensors after one epoch and 16 after two",
+        ),
+        (Clearing, ""),
+        (KeepingNumbers, ""),
+        (KeepingOfEpochs, ""),
         (OfOneBatch, ""),
         (OfCollections, ""),
         (NeverResetCollection, "warning: error.MeanMetric is not reset before the validation"),

@@ -1,10 +1,11 @@
 """Checks of model and data, for mistakes that Lightning reports late or never."""
 
 import difflib
+import itertools
 import math
 import sys
 from collections import UserDict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -13,12 +14,16 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch.nn.parameter import is_lazy
+from torch.utils.data import BatchSampler, SequentialSampler
 from torchmetrics import Metric
 
+from smlightning.data.exact import sampler_of
 from smlightning.data.workers import LostBatches
 from smlightning.errors import UserError, is_users_file
 from smlightning.parts import is_plain
 from smlightning.tensors import attributes, objects
+from smlightning.training import loop
+from smlightning.training.loaders import all_loaders, overfits
 from smlightning.training.metrics import updates
 from smlightning.training.rank_checks import DividedData, DividedStream, EqualRanks, SharedMetrics
 
@@ -26,6 +31,12 @@ REGISTER = {
     "dict": "make it a torch.nn.ModuleDict, or of parameters a ParameterDict",
     "list": "make it a torch.nn.ModuleList, or of parameters a ParameterList",
 }
+BATCH_NORMS = (
+    torch.nn.BatchNorm1d,
+    torch.nn.BatchNorm2d,
+    torch.nn.BatchNorm3d,
+    torch.nn.SyncBatchNorm,
+)
 OTHERWISE = "make it a torch.nn.ModuleList or ModuleDict, or its class a torch.nn.Module"
 
 
@@ -42,6 +53,7 @@ def training_checks(data_divided: bool = True) -> list[pl.Callback]:
         SharedMetrics(),
         FreshMetrics(),
         FiniteMetrics(),
+        KeptTensors(),
         LostBatches(),
     ]
     return [DividedData(), *checks] if data_divided else checks
@@ -52,8 +64,13 @@ def check_complete(model: pl.LightningModule, data: pl.LightningDataModule) -> N
 
     Raises:
         UserError: ``test_step``, ``test_dataloader`` or ``save`` is missing, or a method's name
-            is a misspelt hook.
+            is a misspelt hook, or the whole model is compiled.
     """
+    if type(model).__name__ == "OptimizedModule":  # of torch.compile, and not imported
+        raise UserError(
+            "the whole LightningModule is compiled, in which self.log raises (Lightning#21836)",
+            "compile the network in it: self.net.compile() in configure_model",
+        )
     for owner, attribute in ((data, "prepare_data_per_node"), (model, "_modules")):
         if attribute not in vars(owner):
             raise UserError(
@@ -156,6 +173,25 @@ def doubts(
             "are in no optimizer, and stay as they are",
             "give them to one in configure_optimizers; if this is meant, requires_grad_(False)",
         )
+    doubles = [name for name, weights in wanted.items() if weights.dtype == torch.float64]
+    if doubles and torch.get_default_dtype() != torch.float64:
+        yield UserError(
+            f"{len(doubles)} of {len(wanted)} parameters ({doubles[0]}, …) are float64, and on a "
+            "GPU float32 is many times faster",
+            "call .float() on the network; if it is meant, torch.set_default_dtype(torch.float64)",
+        )
+    rates = [group.get("lr", 1) for each in trainer.optimizers for group in each.param_groups]
+    by_epoch = all(config.interval == "epoch" for config in trainer.lr_scheduler_configs)
+    if not any(rates) and by_epoch and trainer.current_epoch == 0:
+        yield UserError(
+            "the learning rate is 0 in the first epoch, after which the schedule changes it",
+            'change it after each step: {"scheduler": ..., "interval": "step"}',
+        )
+    if not overfits(trainer) and any(map(_in_order, all_loaders(trainer.train_dataloader))):
+        yield UserError(
+            "the training loader does not shuffle, so each epoch has the same batches",
+            "pass shuffle=True to the DataLoader, unless the order matters",
+        )
     batches, accumulate = trainer.num_training_batches, trainer.accumulate_grad_batches
     rest = 0 if math.isinf(batches) else int(batches) % accumulate
     if rest:
@@ -165,6 +201,106 @@ def doubts(
             "use smlightning.data.batches.loader, or a batch_size and accumulate_grad_batches "
             "that divide the data",
         )
+
+
+def _in_order(loader: Any) -> bool:
+    """Whether a DataLoader gives the rows in the data's own order."""
+    sampler = sampler_of(loader)
+    if type(sampler) is BatchSampler:
+        sampler = sampler.sampler
+    return isinstance(sampler, SequentialSampler)
+
+
+def evaluating(model: torch.nn.Module) -> Iterator[str]:
+    """Names of the trained modules that are in evaluation mode; the model's own is "".
+
+    A batch norm may keep its statistics on purpose.
+    """
+    for name, module in model.named_modules():
+        if module.training or isinstance(module, BATCH_NORMS):
+            continue
+        if any(True for _ in trained_weights(module)):
+            yield name
+
+
+def kept_tensors(model: torch.nn.Module, with_graph: bool) -> dict[str, int]:
+    """For each list and dict of the model whose newest item holds a tensor, the number of items.
+
+    Args:
+        with_graph: only if the tensor keeps the graph of its step.
+    """
+    counts = {}
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            items = value.values() if isinstance(value, dict) else value
+            if isinstance(value, list | dict) and value:
+                newest = next(reversed(items))
+                tensors = [each for each in _items(newest) if isinstance(each, torch.Tensor)]
+                if any(not with_graph or tensor.grad_fn is not None for tensor in tensors):
+                    counts[f"{path}.{name}".lstrip(".")] = len(value)
+    return counts
+
+
+def _items(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list | tuple) else (value,)
+
+
+class KeptTensors(pl.Callback):
+    """Warns once of a list of the model that gets tensors in each step and is not emptied.
+
+    It looks after the first three batches, and at the start of the first three epochs, of a run.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, int]] = []  # of lists of tensors with a graph, the lengths
+        self.epochs: list[dict[str, int]] = []  # of those of any tensors
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any, **__: Any
+    ) -> None:
+        if len(self.steps) < 3:
+            self.steps.append(kept_tensors(pl_module, with_graph=True))
+            for name in grown(self.steps, 1):
+                problem = f"{name} keeps the graph of each step, so memory grows"
+                hint = "append loss.detach(), or loss.item() if you need the number"
+                self._warn(trainer, UserError(problem, hint))
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.epochs.append(kept_tensors(pl_module, with_graph=False))
+        validation = sum(trainer.num_val_batches)  # type: ignore[arg-type]
+        batches = min(trainer.num_training_batches, validation or math.inf)
+        for name in grown(self.epochs, max(batches, 2)):
+            first, second = (counts[name] for counts in self.epochs[1:])
+            problem = (
+                f"{name} had {first} items with tensors after one epoch and {second} after two, so "
+                "memory grows"
+            )
+            hint = f"empty it at the end of each epoch, self.{name}.clear()"
+            self._warn(trainer, UserError(problem, hint))
+        if len(self.epochs) == 3:
+            loop.leave(trainer, self)
+
+    def _warn(self, trainer: pl.Trainer, warning: UserError) -> None:
+        loop.leave(trainer, self)
+        if trainer.is_global_zero:
+            print(f"warning: {warning}", file=sys.stderr)
+
+
+def grown(history: Sequence[Mapping[str, int]], least: float) -> list[str]:
+    """The first name whose length grew by this much between each two of three times."""
+    if len(history) < 3:
+        return []
+    names = [
+        name
+        for name in history[2]
+        if all(
+            later.get(name, 0) - earlier.get(name, 0) >= least
+            for earlier, later in itertools.pairwise(history)
+        )
+    ]
+    return names[:1]
 
 
 class FreshMetrics(pl.Callback):
@@ -234,6 +370,7 @@ class StepCheck(pl.Callback):
         self.looked = False  # at the optimizers
         self.has_loss = False
         self.batches = 0  # of this run
+        self.warned = False  # of evaluation mode
 
     def state_dict(self) -> dict[str, Any]:
         """A resumed run may have only batches left that training_step skips on purpose."""
@@ -290,6 +427,16 @@ class StepCheck(pl.Callback):
     ) -> None:
         self.batches += 1
         self.has_loss |= not pl_module.automatic_optimization or bool(outputs)
+        name = next(evaluating(pl_module), None) if batch_idx == 0 and not self.warned else None
+        if name is not None:
+            self.warned = True
+            if trainer.is_global_zero:
+                print(
+                    f"warning: {name or 'the model'} is in evaluation mode in training, so dropout "
+                    f"is off and batch norms keep their statistics; call {name or 'self'}.train() "
+                    "after eval() and from_pretrained, or requires_grad_(False) to freeze it",
+                    file=sys.stderr,
+                )
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
