@@ -27,7 +27,6 @@ PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 RECURRING = 0.1
 SHARED_SAMPLES = 0.5  # largest part of its samples that a rank may share with another
 FAILURE_REASON = 1024  # characters of output/failure that SageMaker shows
-PREDICTION = 120  # seconds
 RESULTS = ("model/", "output/data/")  # below /opt/ml: what SageMaker keeps at a job's end
 CHECKPOINTS = "checkpoints/"  # below /opt/ml: what it keeps all the time, the same for all hosts
 LISTED = 3  # files in a detail
@@ -417,11 +416,12 @@ def model_predicts(plan: Plan, attempt: Attempt) -> Conclusion:
             cwd=attempt.folder,
             env=variables,
             capture_output=True,
+            stdin=subprocess.DEVNULL,
             text=True,
-            timeout=PREDICTION,
+            timeout=plan.timeout,  # a busy machine takes minutes
         )
     except subprocess.TimeoutExpired:
-        return Conclusion(FAILED, f"predict.py did not answer in {PREDICTION} s")
+        return Conclusion(FAILED, f"predict.py did not answer in {plan.timeout:.0f} s (--timeout)")
     if ended.returncode == 2 and "--sample" in ended.stderr:
         return Conclusion(SKIPPED, "predict.py has no option --sample")
     output = ended.stdout if ended.returncode == 0 else ended.stderr
@@ -566,6 +566,12 @@ HINTS = (
         "FileNotFoundError|No such file",
         "SageMaker uploads the folder of train.py only: put data into a channel and read "
         'os.environ["SM_CHANNEL_TRAINING"]',
+    ),
+    (
+        "hosts-succeeded",
+        "mounts this channel read-only",
+        'write next to os.environ["SM_MODEL_DIR"] or into a temporary folder, or set '
+        'input_mode = "File"',
     ),
     (
         "hosts-succeeded",

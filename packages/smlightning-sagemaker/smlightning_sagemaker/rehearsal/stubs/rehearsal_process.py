@@ -8,6 +8,7 @@ process a rank. The names of the facts are those of evidence.Rank.
 import atexit
 import builtins
 import contextlib
+import errno
 import functools
 import json
 import os
@@ -26,6 +27,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 FAULT_STEP = 2  # late enough that every rank is in the middle of training
 BATCHES = 500  # of the first epoch: ranks that share data do so from the beginning
 SAMPLES = 20_000
+# Events of sys.addaudithook whose paths all change.
+CHANGES = ("os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate")
 OF_SYSTEM = ("/dev/", "/proc/", "/sys/")
 
 facts: dict[str, Any] = {"files": [], "printed": 0, "steps": 0}
@@ -119,11 +122,20 @@ def watch_files(base: str, files: list[str]) -> None:
     The rehearsal's own files, temporary ones among them, are left out.
     """
     run = os.path.dirname(base)  # noqa: PTH120
+    mounts = tuple(
+        f"{folder}/" for folder in os.environ["REHEARSAL_READ_ONLY"].split(":") if folder
+    )
+
+    def reject_in_mount(name: str) -> None:
+        if f"{name}/".startswith(mounts):
+            problem = "SageMaker mounts this channel read-only (input_mode FastFile, or ro)"
+            raise OSError(errno.EROFS, problem, name)
 
     def note(path: Any) -> None:
         if not isinstance(path, str | bytes | os.PathLike):
             return
         name = os.path.abspath(os.fsdecode(path))  # noqa: PTH100  links stay links
+        reject_in_mount(name)
         if name.startswith(f"{base}/"):
             name = os.path.relpath(name, base)
         elif name.startswith((f"{run}/", *OF_SYSTEM)):
@@ -136,6 +148,10 @@ def watch_files(base: str, files: list[str]) -> None:
             note(args[0])
         elif event == "os.rename":
             note(args[1])
+        if event in CHANGES and mounts:
+            for path in args:
+                if isinstance(path, str | bytes | os.PathLike):
+                    reject_in_mount(os.path.abspath(os.fsdecode(path)))  # noqa: PTH100
 
     sys.addaudithook(audit)
     # Both write without an audit event: torch.save from C++, safetensors from Rust.
