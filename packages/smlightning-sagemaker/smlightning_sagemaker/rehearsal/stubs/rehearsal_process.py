@@ -1,8 +1,9 @@
 """Notes what a process of a rehearsal does: its steps, batches, files and prints.
 
 torch calls ``watch`` at the end of ``import torch`` (entry point ``torch.backends``), so a script
-is observed without a change. rehearsal_recorder.py adds what Lightning's Trainer knows, and makes a
-process a rank. The names of the facts are those of evidence.Rank.
+is observed without a change. rehearsal_recorder.py adds what Lightning's Trainer knows,
+rehearsal_plain.py what torch shows of a script without it. The names of the facts are those of
+evidence.Rank.
 """
 
 import atexit
@@ -40,13 +41,24 @@ def watch() -> None:
         return
     facts["host"] = int(os.environ["REHEARSAL_HOST"])
     watch_files(os.environ["REHEARSAL_BASE"], facts["files"])
+    # These modules import this one.
+    import rehearsal_cpu
+    import rehearsal_plain
+
+    facts["on_cpu"] = rehearsal_cpu.noted
+    rehearsal_cpu.use_cpu()
+    rehearsal_plain.watch()
     register_optimizer_step_post_hook(count_step)
     builtins.print = counted(builtins.print)
     atexit.register(at_exit)
 
 
-def count_step(*_: Any) -> None:
+def count_step(optimizer: Any, *_: Any) -> None:
+    import rehearsal_plain
+
     facts["steps"] += 1
+    if rehearsal_plain.is_plain():
+        rehearsal_plain.note_step(optimizer)
 
 
 def main_address() -> str:
@@ -75,7 +87,10 @@ def carry_out_fault(step: int, rank: int) -> None:
 
 
 def at_exit() -> None:
-    """Note the last files and prints of a rank."""
+    """Note the last files and prints of a rank, and without Lightning its data and weights."""
+    import rehearsal_plain
+
+    rehearsal_plain.finish()
     if "rank" in facts:
         save()
 
