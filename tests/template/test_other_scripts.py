@@ -172,7 +172,10 @@ PLAIN: list[tuple[str, tuple[int, int], tuple[str, str], dict[str, str]]] = [
     (
         "accelerate",
         (2, 1),
-        ("prepare(model, optimizer, loader)", "prepare(model, optimizer), loader"),
+        (
+            "= accelerator.prepare(model, optimizer, loader)",
+            "= *accelerator.prepare(model, optimizer), loader",
+        ),
         {"data_divided": "both saw 9 of 9 batches"},
     ),
     (
@@ -188,8 +191,10 @@ PLAIN: list[tuple[str, tuple[int, int], tuple[str, str], dict[str, str]]] = [
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("faulty", [False, True], ids=["right", "faulty"])
-@pytest.mark.parametrize("number", range(len(PLAIN)))
+@pytest.mark.parametrize(
+    "number, faulty",
+    [*((number, True) for number in range(7)), *((n, False) for n in (0, 4, 5, 6))],
+)
 def test_a_script_without_lightning(
     number: int, faulty: bool, project: Project, tmp_path: Path, without_sdk: dict[str, str]
 ) -> None:
@@ -222,8 +227,12 @@ def test_a_fault_in_a_script_without_lightning(
 def test_a_lightning_script_that_asks_for_gpus(
     devices: str, project: Project, points: list[str], tmp_path: Path, without_sdk: dict[str, str]
 ) -> None:
-    asks = f'accelerator="gpu", sync_batchnorm=True, devices={devices}, strategy="ddp",'
-    mends = {**STOCK_LIGHTNING, "devices": (STOCK_LIGHTNING["devices"][0], asks)}
+    asks = f'sync_batchnorm=True, devices={devices}, strategy="ddp",'
+    mends = {
+        **STOCK_LIGHTNING,
+        "devices": (STOCK_LIGHTNING["devices"][0], asks),
+        "accelerator": ('accelerator="auto"', 'accelerator="gpu"'),
+    }
     command = [*size(1, 2, "torch_distributed"), *mended("stock_lightning", mends, tmp_path)]
     report = rehearse(project, tmp_path, *command, *points, **without_sdk)
     assert_found(report)
