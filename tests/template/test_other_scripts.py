@@ -1,6 +1,6 @@
-"""Rehearsals of a Lightning script that never saw this template find each of its slips.
+"""Rehearsals of scripts that never saw this template find each of their slips.
 
-``scripts/`` holds a script in the manner of public ones. A mended script has no finding.
+``scripts/`` holds scripts in the manner of public ones. A mended script has no finding.
 """
 
 import re
@@ -12,6 +12,7 @@ import pytest
 
 from projects import Project
 from rehearsals import failed_checks, rehearse, size, verdicts
+from smlightning_sagemaker.rehearsal import checks
 
 SCRIPTS = Path(__file__).parent / "scripts"
 CHECKPOINTS = 'os.path.dirname(os.environ["SM_MODEL_DIR"]) + "/checkpoints'
@@ -135,3 +136,104 @@ def test_a_lightning_script_that_resumes_ends_with_the_undisturbed_weights(
     report = rehearse(project, tmp_path, *command, **without_sdk)
     assert_found(report)
     assert verdicts(report)["resumes-from-checkpoint"] == "passed"
+
+
+EACH_RANK_SAVES = ("if dist.get_rank() == 0:", "if True:")
+# Scripts without Lightning, the size of the cluster, a fault of each, and what finds it.
+PLAIN: list[tuple[str, tuple[int, int], tuple[str, str], dict[str, str]]] = [
+    (
+        "plain_ddp",
+        (1, 2),
+        ("DistributedSampler(data)", "DistributedSampler(data, 2, 0)"),
+        {"data_divided": "both saw 6 of 6 batches"},
+    ),
+    (
+        "plain_ddp",
+        (2, 1),
+        ("    dist.destroy", "    net[0].bias.data += dist.get_rank()\n    dist.destroy"),
+        {"weights_identical": r"on ranks \[1\]"},
+    ),
+    (
+        "plain_ddp",
+        (2, 1),
+        ('os.environ["SM_MODEL_DIR"] + "/model.pt"', '"model.pt"'),
+        {"model_saved": r"lost with the host: code/model\.pt"},
+    ),
+    (
+        "plain_ddp",
+        (2, 1),
+        (
+            'dist.init_process_group("nccl")',
+            'dist.init_process_group("nccl", rank=0, world_size=1)',
+        ),
+        {"world_size": "1 on 2 ranks; expected 2"},
+    ),
+    ("plain_fsdp", (2, 1), EACH_RANK_SAVES, {"one_writer": "rank 1 wrote 1 files"}),
+    (
+        "accelerate",
+        (2, 1),
+        (
+            "= accelerator.prepare(model, optimizer, loader)",
+            "= *accelerator.prepare(model, optimizer), loader",
+        ),
+        {"data_divided": "both saw 9 of 9 batches"},
+    ),
+    (
+        "hugging_face",
+        (2, 1),
+        (
+            "    trainer.save_model",
+            '    open(arguments.output_dir + "/x", "w").close()\n    trainer.save_model',
+        ),
+        {"one_writer": "not on host 1: host-2/model/x"},
+    ),
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "number, faulty",
+    [*((number, True) for number in range(7)), *((n, False) for n in (0, 4, 5, 6))],
+)
+def test_a_script_without_lightning(
+    number: int, faulty: bool, project: Project, tmp_path: Path, without_sdk: dict[str, str]
+) -> None:
+    script, (hosts, processes), fault, expected = PLAIN[number]
+    if script in ("accelerate", "hugging_face"):
+        pytest.importorskip("accelerate")
+        pytest.importorskip("transformers")
+    text = project.read("job.toml")
+    job = tmp_path / "job.toml"
+    job.write_text(text.replace('checkpoint_s3 = "auto"', 'checkpoint_s3 = ""'), encoding="utf-8")
+    source = mended(script, {"fault": fault} if faulty else {}, tmp_path)
+    command = [*size(hosts, processes, "torch_distributed"), "--job", str(job), *source]
+    report = rehearse(project, tmp_path, *command, **without_sdk)
+    assert_found(report, **(expected if faulty else {}))
+    assert report["removed"] == [*checks.OF_LIGHTNING]
+
+
+@pytest.mark.long
+def test_a_fault_in_a_script_without_lightning(
+    project: Project, tmp_path: Path, without_sdk: dict[str, str]
+) -> None:
+    command = [*size(1, 2, "torch_distributed"), *mended("plain_ddp", {}, tmp_path)]
+    report = rehearse(project, tmp_path, *command, "--fail-rank", "1", **without_sdk)
+    assert "rank 1 fails because" in report["printed"]
+    assert verdicts(report)["ends-in-time"] == "passed", report["output"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("devices", ['"auto"', "-1", "[0, 1]", "2"])
+def test_a_lightning_script_that_asks_for_gpus(
+    devices: str, project: Project, points: list[str], tmp_path: Path, without_sdk: dict[str, str]
+) -> None:
+    asks = f'sync_batchnorm=True, devices={devices}, strategy="ddp",'
+    mends = {
+        **STOCK_LIGHTNING,
+        "devices": (STOCK_LIGHTNING["devices"][0], asks),
+        "accelerator": ('accelerator="auto"', 'accelerator="gpu"'),
+    }
+    command = [*size(1, 2, "torch_distributed"), *mended("stock_lightning", mends, tmp_path)]
+    report = rehearse(project, tmp_path, *command, *points, **without_sdk)
+    assert_found(report)
+    assert report["on_cpu"] == ['accelerator="gpu"'] and not report["removed"]

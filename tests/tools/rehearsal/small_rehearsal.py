@@ -83,6 +83,7 @@ GOOD = tuple(
         steps=10,
         batches=[(f"batch {number} {i}", 8) for i in range(4)],
         samples=[f"sample {number} {i}" for i in range(32)],
+        lightning=True,
     )
     for number in range(4)
 )

@@ -155,6 +155,38 @@ def test_a_job_that_keeps_no_checkpoints_needs_none(tmp_path: Path) -> None:
     assert by_name(verdicts)["checkpoints-saved"].verdict == SKIPPED and not failed(verdicts)
 
 
+def plain_ranks(changes: dict[int, dict[str, Any]]) -> list[Rank]:
+    """GOOD without Lightning, with other facts of some ranks."""
+    plain = {number: {"lightning": False, "metrics": {}} for number in range(4)}
+    return good_ranks({number: {**plain[number], **changes.get(number, {})} for number in plain})
+
+
+@pytest.mark.parametrize(
+    "changes, found",
+    [
+        ({}, set()),
+        ({2: {"batches": [*GOOD[2].batches, GOOD[1].batches[0]]}}, set()),  # Accelerate's last one
+        ({2: {"batches": [*GOOD[2].batches, *GOOD[1].batches[:2]]}}, {"data-divided"}),
+        ({2: {"batches": GOOD[1].batches[:1]}}, {"data-divided"}),
+        ({2: {"weights": "abd"}}, {"weights-identical"}),
+        ({2: {"weights": None}}, {"weights-identical"}),
+        ({n: {"weights": None, "sharded": True} for n in range(4)}, set()),
+        ({n: {"weights": None, "steps": 0} for n in range(4)}, set()),
+        ({n: {"batches": [], "inputs": [["a", 2], ["b", 2]]} for n in range(4)}, {"data-divided"}),
+        ({n: {"batches": [], "inputs": [[f"{n}", 2]]} for n in range(4)}, set()),
+        ({2: {"files": ["model/checkpoint-4/rng_state_2.pth"]}}, set()),
+        ({2: {"files": ["model/rank-2.pth"]}}, {"one-writer"}),
+    ],
+)
+def test_ranks_without_lightning_are_judged_by_what_torch_shows(
+    changes: dict[int, dict[str, Any]], found: set[str], tmp_path: Path
+) -> None:
+    verdicts = checks.judge(PLAN, succeeded(tmp_path, plain_ranks(changes)))
+    assert failed(verdicts) == found, verdicts
+    left = [name for name in NAMES if name not in checks.OF_LIGHTNING]
+    assert [check.name for check in verdicts] == left and len(left) == len(NAMES) - 2
+
+
 def test_ranks_that_did_not_meet_are_one_failure(tmp_path: Path) -> None:
     changes = {number: {"rank": 0, "world_size": 1, "weights": str(number)} for number in range(4)}
     verdicts = checks.judge(PLAN, succeeded(tmp_path, good_ranks(changes)))

@@ -10,7 +10,7 @@ import checkout
 from smlightning import hub
 from smlightning.options import decode
 from smlightning_sagemaker.rehearsal.environment import container_environment
-from smlightning_sagemaker.rehearsal.hosts import Host, create_hosts
+from smlightning_sagemaker.rehearsal.hosts import Host, create_hosts, with_copied_channels
 from smlightning_sagemaker.rehearsal.plan import Plan
 
 SHELL = {
@@ -45,7 +45,9 @@ def test_the_request_is_followed(tmp_path: Path) -> None:
         "AlgorithmSpecification": {},
         "InputDataConfig": [{"ChannelName": "training", "InputMode": "FastFile"}],
     }
-    channels = {"training": tmp_path, "other": tmp_path}
+    data = tmp_path / "data"
+    data.mkdir()
+    channels = {"training": data, "other": data}
     plan = small_plan(1, 1, request=request, channels=channels)
     [host] = create_hosts(plan, tmp_path / "run")
     written = configuration(host)
@@ -68,23 +70,48 @@ def test_local_folders_replace_those_of_channels_in_options_and_variables(
     paths = {
         place: f"{data}",
         f"{place}/b": f"{data}/b",
-        f"{place}2/a.csv": f"{tmp_path}/a.csv",
+        f"{place}2/a.csv": f"{tmp_path}/more/a.csv",
         "/opt/ml/model": "/opt/ml/model",
     }
     request = small_request(2, "torch_distributed")
     request["HyperParameters"].update({path: json.dumps(path) for path in paths})
     request["HyperParameters"]["list"] = json.dumps(json.dumps([f"{place}2"]))
     request["Environment"] = {"WORDS": f"{place}/b", "PLACES": f"{place}:{place}2/a:{place}-3"}
-    channels = {"training": data, "training2": tmp_path}
+    (tmp_path / "more").mkdir()
+    channels = {"training": data, "training2": tmp_path / "more"}
     plan = small_plan(2, 1, channels=channels, request=request)
     for host in create_hosts(plan, tmp_path / "run"):
         of_host = variables(plan, tmp_path / "run", host)
         assert of_host["WORDS"] == f"{data}/b"
-        assert of_host["PLACES"] == f"{data}:{tmp_path}/a:{place}-3"
+        assert of_host["PLACES"] == f"{data}:{tmp_path}/more/a:{place}-3"
         options = configuration(host)["hyperparameters"]
         texts = {name: decode(json.loads(options[name])) for name in (*paths, "list")}
-        assert json.loads(texts.pop("list")) == [str(tmp_path)]
+        assert json.loads(texts.pop("list")) == [str(tmp_path / "more")]
         assert texts == paths
+
+
+def test_a_channel_is_a_copy_and_read_only_where_sagemaker_mounts_it_so(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "a.csv").write_text("1")
+    file_system = {"FileSystemDataSource": {"FileSystemAccessMode": "ro"}}
+    request = small_request(1, "none")
+    request["InputDataConfig"] = [
+        {"ChannelName": "fast", "InputMode": "FastFile"},
+        {"ChannelName": "shared", "DataSource": file_system},
+    ]
+    channels = dict.fromkeys(("fast", "shared", "files"), data)
+    plan = small_plan(1, 1, "none", request=request, channels=channels)
+    plan = with_copied_channels(plan, tmp_path / "channels")
+    [host] = create_hosts(plan, tmp_path / "run")
+    folder = host.base / "input/data"
+    for name in channels:
+        (folder / name / "a.csv").write_text("2")
+        (folder / name / "b.csv").write_text("2")
+    assert [path.read_text() for path in data.iterdir()] == ["1"]
+    mounts = variables(plan, tmp_path / "run", host)["REHEARSAL_READ_ONLY"].split(":")
+    own = [str(folder / name) for name in ("fast", "shared")]
+    assert [mount for mount in mounts if mount.startswith(str(folder))] == own
 
 
 def test_the_environment_is_the_containers(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from smlightning_sagemaker.rehearsal import checks, evidence, faults, mpirun, pr
 from smlightning_sagemaker.rehearsal.checks import Check
 from smlightning_sagemaker.rehearsal.environment import container_environment
 from smlightning_sagemaker.rehearsal.evidence import Attempt
-from smlightning_sagemaker.rehearsal.hosts import Host, create_hosts
+from smlightning_sagemaker.rehearsal.hosts import Host, create_hosts, with_copied_channels
 from smlightning_sagemaker.rehearsal.plan import Plan
 
 TOOLKIT = "sagemaker_training.cli.train"  # the console script `train` of the container
@@ -29,6 +29,7 @@ Show = Callable[[str, Plan, Sequence[Host], Lines], None]
 
 def run_plan(plan: Plan, folder: Path, show: Show) -> tuple[Attempt, list[Check]]:
     """Run the job as planned; the last attempt, and the verdicts in the order of the report."""
+    plan = with_copied_channels(plan, folder / "channels")
     if plan.fault and plan.fault.interrupts:
         return run_interrupted(plan, folder, show)
     attempt = run_attempt(plan, folder / "job", show)

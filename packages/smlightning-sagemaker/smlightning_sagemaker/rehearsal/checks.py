@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from textwrap import shorten
@@ -25,11 +25,13 @@ from smlightning_sagemaker.rehearsal.plan import KILL_RANK, LOSE_HOST, Fault, Pl
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 # Two ranks are not compared if a larger part of a rank's epoch repeats itself.
 RECURRING = 0.1
+RECURRED = 3  # batches, of which the last may be the first again without Lightning
 SHARED_SAMPLES = 0.5  # largest part of its samples that a rank may share with another
 FAILURE_REASON = 1024  # characters of output/failure that SageMaker shows
-PREDICTION = 120  # seconds
 RESULTS = ("model/", "output/data/")  # below /opt/ml: what SageMaker keeps at a job's end
 CHECKPOINTS = "checkpoints/"  # below /opt/ml: what it keeps all the time, the same for all hosts
+# Random states of ranks in checkpoints of Hugging Face's Trainer and of Accelerate.
+OF_EACH_RANK = re.compile(r"\b(rng_state|random_states)_\d+\.(pth|pkl)$")
 LISTED = 3  # files in a detail
 FAILED_BEFORE = "the job failed before"
 
@@ -72,7 +74,15 @@ def judge(plan: Plan, attempt: Attempt) -> list[Check]:
     checks = dict(OF_A_JOB)
     if plan.distribution != "smddp":
         del checks["smddp-contract"]
+    for name in removed(attempt):
+        checks.pop(name, None)
     return verdicts_of(checks, plan, attempt)
+
+
+def removed(attempt: Attempt) -> list[str]:
+    """Checks of what only Lightning's Trainer knows, if no rank had one."""
+    plain = attempt.ranks and not any(rank.lightning for rank in attempt.ranks)
+    return list(OF_LIGHTNING) if plain else []
 
 
 def judge_interruption(plan: Plan, interrupted: Attempt) -> list[Check]:
@@ -82,11 +92,11 @@ def judge_interruption(plan: Plan, interrupted: Attempt) -> list[Check]:
 
 def judge_restart(restarted: Attempt, undisturbed: Attempt, interrupted: Attempt) -> list[Check]:
     """Whether a restarted attempt resumed, and ended like an undisturbed one."""
-    resumes = resumes_from_checkpoint(restarted, interrupted)
-    return [
-        with_hint("resumes-from-checkpoint", resumes),
-        with_hint("weights-as-undisturbed", weights_as_undisturbed(restarted, undisturbed)),
-    ]
+    verdicts = [with_hint("weights-as-undisturbed", weights_as_undisturbed(restarted, undisturbed))]
+    if not removed(restarted):
+        resumes = resumes_from_checkpoint(restarted, interrupted)
+        verdicts.insert(0, with_hint("resumes-from-checkpoint", resumes))
+    return verdicts
 
 
 def verdicts_of(table: Mapping[str, Judge], plan: Plan, attempt: Attempt) -> list[Check]:
@@ -237,10 +247,13 @@ def data_divided(plan: Plan, attempt: Attempt) -> Conclusion:
     """
     if plan.world_size == 1:
         return Conclusion(SKIPPED, "one rank has all of the data")
-    pairs = combinations(attempt.ranks, 2)
+    ranks = attempt.ranks
+    if removed(attempt) and not all(rank.batches for rank in ranks):
+        ranks = [replace(rank, batches=rank.inputs, samples=()) for rank in ranks]
+    pairs = combinations(ranks, 2)
     compared = [shared_data(one, other, plan.world_size) for one, other in pairs]
     if all(pair is None for pair in compared):
-        seen = any(rank.batches for rank in attempt.ranks)
+        seen = any(rank.batches for rank in ranks)
         reason = "each rank saw equal batches repeatedly" if seen else "no rank saw a batch"
         return Conclusion(SKIPPED, reason)
     shared = [sentence for sentence in compared if sentence]
@@ -254,7 +267,9 @@ def shared_data(one: Rank, other: Rank, ranks: int) -> str | None:
     samples = one.samples, other.samples
     if may_compare(*batches):
         common = len(set(batches[0]) & set(batches[1]))
-        if common:
+        # Accelerate begins anew to give every rank the same number of batches.
+        repeated = 0 if one.lightning or min(map(len, batches)) < RECURRED else 1
+        if common > repeated:
             return f"{both} {common} of {min(map(len, batches))} batches"
     if may_compare(*samples):
         common = len(set(samples[0]) & set(samples[1]))
@@ -276,6 +291,10 @@ def may_compare(*seen: Sequence[str]) -> bool:
 
 def weights_identical(plan: Plan, attempt: Attempt) -> Conclusion:
     """All ranks ended with the same weights, both trained and tested."""
+    if any(rank.sharded for rank in attempt.ranks):
+        return Conclusion(SKIPPED, "each rank has a shard of the weights")
+    if removed(attempt) and attempt.succeeded and not any(rank.steps for rank in attempt.ranks):
+        return Conclusion(SKIPPED, "no rank took a step of a torch.optim.Optimizer")
     by_weights: dict[str | None, list[int]] = {}
     for rank in attempt.ranks:
         by_weights.setdefault(rank.weights, []).append(rank.rank)
@@ -357,6 +376,7 @@ def one_writer(plan: Plan, attempt: Attempt) -> Conclusion:
     writers = 0
     for rank in attempt.ranks:
         results = [name for name in rank.files if name.startswith(RESULTS)]
+        results = [name for name in results if not OF_EACH_RANK.search(name)]
         if results:
             writers += 1
             details.append(f"rank {rank.rank} wrote {len(results)} files, {results[0]} first")
@@ -365,6 +385,7 @@ def one_writer(plan: Plan, attempt: Attempt) -> Conclusion:
         for host in attempt.hosts[1:]
         for folder in RESULTS
         for path in files_below(host.base / folder)
+        if not OF_EACH_RANK.search(path.name)
     ]
     if elsewhere:
         details.append(f"not on host 1: {', '.join(elsewhere[:LISTED])}")
@@ -417,11 +438,12 @@ def model_predicts(plan: Plan, attempt: Attempt) -> Conclusion:
             cwd=attempt.folder,
             env=variables,
             capture_output=True,
+            stdin=subprocess.DEVNULL,
             text=True,
-            timeout=PREDICTION,
+            timeout=plan.timeout,  # a busy machine takes minutes
         )
     except subprocess.TimeoutExpired:
-        return Conclusion(FAILED, f"predict.py did not answer in {PREDICTION} s")
+        return Conclusion(FAILED, f"predict.py did not answer in {plan.timeout:.0f} s (--timeout)")
     if ended.returncode == 2 and "--sample" in ended.stderr:
         return Conclusion(SKIPPED, "predict.py has no option --sample")
     output = ended.stdout if ended.returncode == 0 else ended.stderr
@@ -539,6 +561,8 @@ OF_A_JOB: dict[str, Judge] = {
     "smddp-contract": smddp_contract,
     "model-predicts": model_predicts,
 }
+# What torch does not show: where Lightning is, what it logged, when it prepared data.
+OF_LIGHTNING = ("prepare-data-once-per-node", "metrics-identical", "resumes-from-checkpoint")
 AFTER_A_FAULT: dict[str, Judge] = {
     "hosts-succeeded": hosts_failed,
     "ends-in-time": ends_after_fault,
@@ -569,13 +593,26 @@ HINTS = (
     ),
     (
         "hosts-succeeded",
+        "mounts this channel read-only",
+        'write next to os.environ["SM_MODEL_DIR"] or into a temporary folder, or set '
+        'input_mode = "File"',
+    ),
+    (
+        "hosts-succeeded",
         "No module named",
         "add the package to requirements.txt next to train.py, and install it here, too",
     ),
     (
+        "hosts-succeeded",
+        "GPU|[cC][uU][dD][aA]|NVIDIA|NCCL",
+        "the rehearsal has no GPU: use one only if torch.cuda.is_available(), else float32 on "
+        "the CPU",
+    ),
+    (
         "world-size",
         "",
-        "give the Trainer the launcher's numbers: Trainer(devices=, num_nodes=, strategy=)",
+        "let all ranks join one group: torch.distributed.init_process_group(), or in Lightning "
+        "Trainer(devices=, num_nodes=, strategy=)",
     ),
     ("ranks-complete", "", "let every rank take every step, and only write and print on rank 0"),
     ("node-ranks", "", "take the ranks from the launcher's variables, unchanged"),
@@ -586,7 +623,11 @@ HINTS = (
         "leave MASTER_ADDR and MASTER_PORT as the launcher set them, and use env:// to join",
     ),
     ("data-divided", "", "leave use_distributed_sampler on, or use DistributedSampler"),
-    ("weights-identical", "", 'train with strategy="ddp", and with one seed for all ranks'),
+    (
+        "weights-identical",
+        "",
+        "train with DistributedDataParallel, and with one seed for all ranks",
+    ),
     ("metrics-identical", "", "average metrics over the ranks: self.log(..., sync_dist=True)"),
     ("model-saved", "", 'save the model below os.environ["SM_MODEL_DIR"], on rank 0'),
     (

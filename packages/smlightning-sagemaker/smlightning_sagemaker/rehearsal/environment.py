@@ -10,7 +10,7 @@ import smlightning
 from smlightning.cluster.location import DEFAULT_PORT
 from smlightning.stored_secrets import REHEARSED
 from smlightning_sagemaker.rehearsal import mpirun
-from smlightning_sagemaker.rehearsal.hosts import LOOPBACK, Host, with_local_channels
+from smlightning_sagemaker.rehearsal.hosts import LOOPBACK, Host, read_only, with_local_channels
 from smlightning_sagemaker.rehearsal.plan import Plan
 
 CONTAINER = "sagemaker_pytorch_container.training:main"  # AWS's own entry of the PyTorch image
@@ -108,6 +108,7 @@ def stub_variables(plan: Plan, run: Path, host: Host) -> dict[str, str]:
         "REHEARSAL_PORT": str(plan.port),
         "REHEARSAL_HOST": str(host.index),
         "REHEARSAL_BASE": str(host.base),
+        "REHEARSAL_READ_ONLY": os.pathsep.join(read_only(plan, host)),
         "REHEARSAL_EVIDENCE": str(run / "evidence"),
         "REHEARSAL_BATCHES": str(plan.batches),
         "REHEARSAL_FAULT": fault,

@@ -9,7 +9,7 @@ from typing import Any
 from smlightning_sagemaker.rehearsal.hosts import Host
 
 # Thousands of digests, which only the check data-divided reads.
-NOT_REPORTED = ("batches", "samples")
+NOT_REPORTED = ("batches", "samples", "inputs")
 # How the recorder marks prepare_data_per_node=False: only rank 0 calls it.
 FOR_ALL_NODES = "for all nodes"
 
@@ -36,6 +36,10 @@ class Rank:
     fault_at: float | None = None  # when it carried out its fault, in seconds of time.time()
     batches: Sequence[tuple[str, int]] = ()  # digest and number of samples, 0 if unknown
     samples: Sequence[str] = ()  # digests
+    inputs: Sequence[tuple[str, int]] = ()  # as batches: what DistributedDataParallel got
+    lightning: bool = False  # whether a Trainer of Lightning ran it; else torch shows its facts
+    sharded: bool = False  # by FSDP: each rank has other weights
+    on_cpu: Sequence[str] = ()  # calls that asked for a GPU
 
     def report(self) -> dict[str, Any]:
         """The rank's facts in the JSON report."""

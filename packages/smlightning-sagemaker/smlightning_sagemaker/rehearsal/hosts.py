@@ -1,12 +1,13 @@
 """Hosts on loopback addresses: the folders and files that SageMaker gives each of them."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ def create_hosts(plan: Plan, run: Path, restored: Path | None = None) -> list[Ho
     """The hosts of one attempt in the folder ``run``, before training.
 
     Args:
+        plan: its channels are copies on this file system, whose files the hosts link.
         restored: checkpoints of an earlier attempt, which SageMaker puts on every host.
     """
     # Several hosts leave 127.0.0.1 free: a script that has this address in its code then fails.
@@ -66,13 +68,20 @@ def create_hosts(plan: Plan, run: Path, restored: Path | None = None) -> list[Ho
             shutil.copytree(restored, host.base / "checkpoints", dirs_exist_ok=True)
         source_archive.copy(plan.source, host.base / "code", NOT_COPIED)
         for channel, folder in plan.channels.items():
-            link = host.base / "input/data" / channel
-            link.symlink_to(folder.resolve(), target_is_directory=True)
+            shutil.copytree(folder, host.base / "input/data" / channel, copy_function=os.link)
         write_configuration(plan, host, addresses)
     for name in ("evidence", "tmp", "cache"):
         (run / name).mkdir()
     copy_stubs(plan, run / "stubs")
     return hosts
+
+
+def with_copied_channels(plan: Plan, into: Path) -> Plan:
+    """The plan with a copy of each channel, so that a script never writes into your folder."""
+    copies = {name: into / name for name in plan.channels}
+    for name, folder in plan.channels.items():
+        shutil.copytree(folder, copies[name])
+    return replace(plan, channels=copies)
 
 
 def copy_stubs(plan: Plan, into: Path) -> None:
@@ -127,14 +136,31 @@ def resources(plan: Plan, host: Host, addresses: list[str]) -> dict[str, Any]:
 
 def input_data(plan: Plan) -> dict[str, dict[str, str]]:
     """inputdataconfig.json: each channel with the request's input mode."""
-    modes = {
-        channel["ChannelName"]: channel.get("InputMode", "File")
-        for channel in plan.request.get("InputDataConfig", [])
-    }
     copied = {"S3DistributionType": "FullyReplicated", "RecordWrapperType": "None"}
     return {
-        name: {"TrainingInputMode": modes.get(name, "File"), **copied} for name in plan.channels
+        name: {"TrainingInputMode": requested(plan, name).get("InputMode", "File"), **copied}
+        for name in plan.channels
     }
+
+
+def requested(plan: Plan, name: str) -> dict[str, Any]:
+    """The request's channel of this name; empty if there is none."""
+    for channel in plan.request.get("InputDataConfig", []):
+        if channel["ChannelName"] == name:
+            return dict(channel)
+    return {}
+
+
+def read_only(plan: Plan, host: Host) -> list[str]:
+    """Folders of the channels that SageMaker mounts read-only: FastFile, file systems as "ro"."""
+    folders = []
+    for name, copy in plan.channels.items():
+        channel = requested(plan, name)
+        file_system = channel.get("DataSource", {}).get("FileSystemDataSource", {})
+        mode = file_system.get("FileSystemAccessMode")
+        if channel.get("InputMode") == "FastFile" or mode == "ro":
+            folders += [str(host.base / "input/data" / name), str(copy.resolve())]
+    return folders
 
 
 def with_local_channels(plan: Plan, values: Mapping[str, str]) -> dict[str, str]:

@@ -127,6 +127,8 @@ def make_plan(arguments: argparse.Namespace, project: Project) -> Plan:
     given = hyperparameters(arguments.hyperparameters)
     secrets = job.secrets
     inherited = {name: text for name, text in secrets.items() if name in arguments.inherit}
+    if not of_project:
+        job = job.replace(channels={n: each for n, each in job.channels.items() if n in folders})
     job, notes = rehearsed_job(job, cluster, fault, given, of_project)
     job = job.replace(secrets=inherited)
     missing = [name for name in secrets if name not in inherited]
@@ -200,7 +202,6 @@ def rehearsed_job(
     values = {**job.hyperparameters, **given}
     if not of_project:
         values = dict(given)  # job.toml's are for the project's own train.py
-        job = job.replace(channels={})
     elif fault and fault.kind == LOSE_HOST:
         values = {**job.hyperparameters, "checkpoint_steps": CHECKPOINT_STEPS, **given}
     if fault and fault.kind == STOP_HOST and not job.forward_stop:

@@ -58,6 +58,13 @@ def rehearse(plan: Plan, folder: Path, console: Console | None = None) -> dict[s
     console.print(table(f"{title}, {seconds:.0f} s", verdicts))
     if plan.distribution == "smddp":
         console.print(ONLY_WIRING, style="dim")
+    removed = checks.removed(last)
+    if removed:
+        without = "no Trainer of Lightning was seen, so these checks were not made"
+        console.print(f"{without}: {', '.join(removed)}")
+    on_cpu = list(dict.fromkeys(call for rank in last.ranks for call in rank.on_cpu))
+    if on_cpu:
+        console.print(f"note: ran on the CPU in place of a GPU: {', '.join(on_cpu)}")
     failed = [check.name for check in verdicts if check.verdict == checks.FAILED]
     if failed:
         console.print(f"the rehearsal failed: {', '.join(failed)}", style="red")
@@ -73,6 +80,8 @@ def rehearse(plan: Plan, folder: Path, console: Console | None = None) -> dict[s
         "seconds": round(seconds, 1),
         "versions": versions,
         "notes": notes,
+        "removed": removed,
+        "on_cpu": on_cpu,
         "secrets": list(plan.secrets),
         "exit_codes": [host.exit_code for host in last.hosts],
         "failures": [host.output("failure") for host in last.hosts],

@@ -1,13 +1,15 @@
 """Notes what a process of a rehearsal does: its steps, batches, files and prints.
 
 torch calls ``watch`` at the end of ``import torch`` (entry point ``torch.backends``), so a script
-is observed without a change. rehearsal_recorder.py adds what Lightning's Trainer knows, and makes a
-process a rank. The names of the facts are those of evidence.Rank.
+is observed without a change. rehearsal_recorder.py adds what Lightning's Trainer knows,
+rehearsal_plain.py what torch shows of a script without it. The names of the facts are those of
+evidence.Rank.
 """
 
 import atexit
 import builtins
 import contextlib
+import errno
 import functools
 import json
 import os
@@ -26,6 +28,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 FAULT_STEP = 2  # late enough that every rank is in the middle of training
 BATCHES = 500  # of the first epoch: ranks that share data do so from the beginning
 SAMPLES = 20_000
+# Events of sys.addaudithook whose paths all change.
+CHANGES = ("os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate")
 OF_SYSTEM = ("/dev/", "/proc/", "/sys/")
 
 facts: dict[str, Any] = {"files": [], "printed": 0, "steps": 0}
@@ -37,13 +41,24 @@ def watch() -> None:
         return
     facts["host"] = int(os.environ["REHEARSAL_HOST"])
     watch_files(os.environ["REHEARSAL_BASE"], facts["files"])
+    # These modules import this one.
+    import rehearsal_cpu
+    import rehearsal_plain
+
+    facts["on_cpu"] = rehearsal_cpu.noted
+    rehearsal_cpu.use_cpu()
+    rehearsal_plain.watch()
     register_optimizer_step_post_hook(count_step)
     builtins.print = counted(builtins.print)
     atexit.register(at_exit)
 
 
-def count_step(*_: Any) -> None:
+def count_step(optimizer: Any, *_: Any) -> None:
+    import rehearsal_plain
+
     facts["steps"] += 1
+    if rehearsal_plain.is_plain():
+        rehearsal_plain.note_step(optimizer)
 
 
 def main_address() -> str:
@@ -72,7 +87,10 @@ def carry_out_fault(step: int, rank: int) -> None:
 
 
 def at_exit() -> None:
-    """Note the last files and prints of a rank."""
+    """Note the last files and prints of a rank, and without Lightning its data and weights."""
+    import rehearsal_plain
+
+    rehearsal_plain.finish()
     if "rank" in facts:
         save()
 
@@ -119,11 +137,20 @@ def watch_files(base: str, files: list[str]) -> None:
     The rehearsal's own files, temporary ones among them, are left out.
     """
     run = os.path.dirname(base)  # noqa: PTH120
+    mounts = tuple(
+        f"{folder}/" for folder in os.environ["REHEARSAL_READ_ONLY"].split(":") if folder
+    )
+
+    def reject_in_mount(name: str) -> None:
+        if f"{name}/".startswith(mounts):
+            problem = "SageMaker mounts this channel read-only (input_mode FastFile, or ro)"
+            raise OSError(errno.EROFS, problem, name)
 
     def note(path: Any) -> None:
         if not isinstance(path, str | bytes | os.PathLike):
             return
         name = os.path.abspath(os.fsdecode(path))  # noqa: PTH100  links stay links
+        reject_in_mount(name)
         if name.startswith(f"{base}/"):
             name = os.path.relpath(name, base)
         elif name.startswith((f"{run}/", *OF_SYSTEM)):
@@ -136,6 +163,10 @@ def watch_files(base: str, files: list[str]) -> None:
             note(args[0])
         elif event == "os.rename":
             note(args[1])
+        if event in CHANGES and mounts:
+            for path in args:
+                if isinstance(path, str | bytes | os.PathLike):
+                    reject_in_mount(os.path.abspath(os.fsdecode(path)))  # noqa: PTH100
 
     sys.addaudithook(audit)
     # Both write without an audit event: torch.save from C++, safetensors from Rust.

@@ -39,6 +39,7 @@ class Recorder:
 
     def __init__(self, library: Any) -> None:
         self.weights: dict[str, str] = {}
+        facts["lightning"] = True
         facts.setdefault("prepare_data", [])
         facts.setdefault("metrics", {})
         facts["package"] = getattr(sys.modules.get("smlightning"), "__file__", None) or ""

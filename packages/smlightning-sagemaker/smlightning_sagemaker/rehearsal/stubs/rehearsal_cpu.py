@@ -1,0 +1,192 @@
+"""Runs on the CPU what a script asks of a GPU, and notes each kind of call once.
+
+Only calls that name a GPU change. ``torch.cuda.is_available()`` stays false, so that a script that
+looks for a GPU chooses the CPU by itself.
+"""
+
+import functools
+import importlib.abc
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._device import _device_constructors
+
+CPU = torch.device("cpu")
+GPU = re.compile(r"(gpu|cuda)(:\d+)?")
+# Modules, and the classes in them that choose a device.
+CHOOSERS = {
+    "accelerate.state": "PartialState",
+    "lightning.fabric.connector": "_Connector",
+    "lightning.pytorch.trainer.connectors.accelerator_connector": "_AcceleratorConnector",
+    "lightning_fabric.connector": "_Connector",
+    "pytorch_lightning.trainer.connectors.accelerator_connector": "_AcceleratorConnector",
+}
+noted: list[str] = []  # facts["on_cpu"]
+
+
+def use_cpu() -> None:
+    """Replace the calls of torch that need a GPU; Lightning's connectors once they are imported."""
+    for function in _device_constructors():
+        if getattr(torch, function.__name__, None) is function:
+            setattr(torch, function.__name__, without_gpu(function, function.__name__))
+    torch.Tensor.to = without_gpu(torch.Tensor.to, "to", numbers=True)  # type: ignore[method-assign]
+    torch.nn.Module.to = without_gpu(torch.nn.Module.to, "to", numbers=True)
+    torch.load = without_gpu(torch.load, "load")
+    torch.set_default_device = without_gpu(torch.set_default_device, "set_default_device")
+    for kind in (torch.Tensor, torch.nn.Module):
+        kind.cuda = unchanged  # type: ignore[attr-defined]
+    torch.cuda.set_device = functools.partial(note, "torch.cuda.set_device()")
+    torch.cuda.synchronize = functools.partial(note, "torch.cuda.synchronize()")
+    torch.cuda.current_device = lambda: 0
+    torch.nn.SyncBatchNorm.forward = batch_norm  # type: ignore[method-assign]
+    data_parallel = torch.nn.parallel.DistributedDataParallel
+    data_parallel.__init__ = without_devices(data_parallel.__init__)  # type: ignore[method-assign]
+    data_parallel._passing_sync_batchnorm_handle = note  # type: ignore[method-assign]
+    dist.new_group = over_gloo(dist.new_group, 2)
+    dist.barrier = without(dist.barrier, "device_ids")
+    sys.meta_path.insert(0, AfterImport())
+
+
+def note(what: Any, *_: Any) -> None:
+    if isinstance(what, str) and what not in noted:
+        noted.append(what)
+
+
+def without_gpu(function: Any, name: str, numbers: bool = False) -> Any:
+    """The function with the CPU in place of each GPU among its arguments.
+
+    Args:
+        numbers: whether a first argument that is an integer is a GPU.
+    """
+
+    def replaced(value: Any) -> Any:
+        is_gpu = isinstance(value, str | torch.device) and GPU.fullmatch(str(value))
+        if is_gpu:
+            note(f'{name}("cuda")')
+        return CPU if is_gpu else value
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if numbers and len(args) > 1 and type(args[1]) is int:
+            args = (args[0], torch.device("cuda", args[1]), *args[2:])
+        return function(
+            *map(replaced, args), **{key: replaced(value) for key, value in kwargs.items()}
+        )
+
+    return call
+
+
+def unchanged(item: Any, *_: Any, **__: Any) -> Any:
+    """``tensor.cuda()`` and ``module.cuda()``."""
+    note("cuda()")
+    return item
+
+
+def batch_norm(module: Any, batch: torch.Tensor) -> torch.Tensor:
+    """SyncBatchNorm with each rank's own statistics."""
+    note("SyncBatchNorm")
+    module._check_input_dim(batch)
+    return _BatchNorm.forward(module, batch)
+
+
+def without(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The function without an argument that only GPUs have."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        kwargs.pop(name, None)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def without_devices(init: Callable[..., None]) -> Callable[..., None]:
+    """DistributedDataParallel's ``__init__`` without ``device_ids``."""
+
+    @functools.wraps(init)
+    def call(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+        for name in ("device_ids", "output_device"):
+            kwargs.pop(name, None)
+        init(self, module, None, None, *args[2:], **kwargs)
+
+    return call
+
+
+def over_gloo(function: Callable[..., Any], position: int) -> Callable[..., Any]:
+    """The function with gloo in place of NCCL as the argument ``backend``."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        values = [*args]
+        place: Any = values if len(values) > position else kwargs
+        key: Any = position if len(values) > position else "backend"
+        backend = str(place[key] if place is values else kwargs.get(key)).lower()
+        if "nccl" in backend:
+            note('backend="nccl"')
+            place[key] = "gloo"
+        if "smddp" not in backend:  # its stub rejects this argument itself
+            kwargs.pop("device_id", None)
+        return function(*values, **kwargs)
+
+    return call
+
+
+class AfterImport(importlib.abc.MetaPathFinder):
+    """Lets CHOOSERS choose the CPU, once their module is imported."""
+
+    def __init__(self) -> None:
+        self.waiting = dict(CHOOSERS)
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> Any:
+        kind = self.waiting.pop(name, None)
+        spec = importlib.util.find_spec(name) if kind else None
+        if kind and spec and spec.loader:
+            execute = spec.loader.exec_module
+
+            def load(module: Any) -> None:
+                execute(module)
+                chooser = getattr(module, kind)
+                wrap = accelerated if kind == "PartialState" else connected
+                chooser.__init__ = wrap(chooser.__init__)
+
+            spec.loader.exec_module = load  # type: ignore[method-assign]
+        return spec
+
+
+def accelerated(init: Callable[..., None]) -> Callable[..., None]:
+    """Accelerate's ``PartialState.__init__``: without GPU and ``cpu``, each rank trains alone."""
+
+    @functools.wraps(init)
+    def call(self: Any, cpu: bool = False, **kwargs: Any) -> None:
+        if not cpu:
+            note("Accelerate")
+        init(self, True, **kwargs)
+
+    return call
+
+
+def connected(init: Callable[..., None]) -> Callable[..., None]:
+    """A connector's ``__init__`` with the CPU for a GPU, and a process for each of its devices."""
+
+    @functools.wraps(init)
+    def call(self: Any, *args: Any, **kwargs: Any) -> None:
+        accelerator = kwargs.get("accelerator")
+        name = accelerator if isinstance(accelerator, str) else type(accelerator).__name__
+        if name in ("gpu", "cuda", "CUDAAccelerator"):
+            note(f'accelerator="{name}"')
+            kwargs["accelerator"] = "cpu"
+            devices = kwargs.get("devices")
+            if isinstance(devices, list | tuple):
+                kwargs["devices"] = len(devices)
+            elif str(devices) in ("auto", "-1", "None"):
+                kwargs["devices"] = max(1, int(os.environ["REHEARSAL_PROCESSES"]))
+        init(self, *args, **kwargs)
+
+    return call
