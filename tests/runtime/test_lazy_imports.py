@@ -79,6 +79,7 @@ def test_training_and_predicting_import_nothing_heavy() -> None:
     )
 
 
+@pytest.mark.long
 def test_the_first_compilation_gives_torch_its_own_code_again() -> None:
     """Steps before and after it, and a compiled step, give the weights that they give without."""
     script = """
@@ -261,6 +262,7 @@ FIRST = (
 )
 
 
+@pytest.mark.long
 def test_each_first_import_works() -> None:
     """Each in a process of its own, forked when only what torchmetrics imports is there."""
     script = f"""

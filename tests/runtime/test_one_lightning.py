@@ -89,6 +89,7 @@ def test_only_the_modules_of_pytorch_lightning_are_loaded(package: Path) -> None
     assert "lightning.pytorch" in run(f"{BEFORE}print(L.Trainer)", package).stdout
 
 
+@pytest.mark.long
 def test_two_loaded_lightnings_end_in_a_sentence(package: Path) -> None:
     for first in ("import lightning, pytorch_lightning", "import lightning_fabric, lightning"):
         ended = run(f"{first}\nimport smlightning", package, status=1)

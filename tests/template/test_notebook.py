@@ -237,6 +237,7 @@ STEPS = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_the_notebook_from_configuration_to_prediction(
     words: Path, tmp_path: Path, notebook_of: Callable[..., Notebook]
@@ -276,6 +277,7 @@ def assert_sent_as_it_lies_here(project: Project, folder: Path) -> None:
     assert any(name.endswith(".whl") for name in ours)
 
 
+@pytest.mark.long
 def test_out_of_order_only_a_checked_job_is_sent(
     tmp_path: Path, notebook_of: Callable[..., Notebook]
 ) -> None:

@@ -24,9 +24,8 @@ LEFT_BY_REHEARSALS = ("rehearsal", "ompi", "done.")  # beginnings of names of te
 SIZES = {"torch_distributed": (2, 2), "smddp": (2, 1)}  # hosts, processes of each
 
 
-@pytest.mark.parametrize(
-    "distribution", ["torch_distributed", pytest.param("smddp", marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("distribution", SIZES)
 def test_rehearsals_at_once_end_alike_and_leave_nothing_behind(
     distribution: str, project: Project, words: Path, tmp_path: Path, without_sdk: dict[str, str]
 ) -> None:

@@ -58,6 +58,7 @@ def copy_src(project: Project, into: Path) -> Path:
     return Path(shutil.copytree(project.path / "src", into))
 
 
+@pytest.mark.long
 def test_the_toolkit_installs_the_requirements_and_trains(
     project: Project, words: Path, container: Path, tmp_path: Path
 ) -> None:

@@ -112,6 +112,7 @@ def append(path: Path, line: str) -> None:
         file.write(line + "\n")
 
 
+@pytest.mark.long
 def test_an_update_renews_the_wheels_and_leaves_the_owners_files(tmp_path: Path) -> None:
     """`make update`, after the template and the owner have both changed the same files."""
     template = copy_template(tmp_path / "template")

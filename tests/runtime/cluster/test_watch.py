@@ -59,7 +59,9 @@ with dist.session():
 """
 
 
-@pytest.mark.parametrize(("is_stopped", "seconds"), [(False, 4), (True, 60)])
+@pytest.mark.parametrize(
+    ("is_stopped", "seconds"), [(False, 4), pytest.param(True, 60, marks=pytest.mark.long)]
+)
 def test_a_rank_ends_although_the_store_does_not_answer(
     is_stopped: bool, seconds: int, tmp_path: Path
 ) -> None:

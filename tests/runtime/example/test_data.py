@@ -10,6 +10,7 @@ import data
 from smlightning.data import splits
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python's, numpy's and Arrow's memory; the pages of mapped files are the system's."""
     monkeypatch.setattr(splits, "CHUNK", 4096)

@@ -12,7 +12,8 @@ def weights(folder: Path) -> dict[str, Any]:
     return load_file(folder / "run/outputs/model/model.safetensors")
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [2, 1])
 def test_a_stopped_run_resumes_on_gpus_to_its_end(run: Run, ranks: int, tmp_path: Path) -> None:
     stopped = run(ranks, {"stop_at": 5}, val_check_steps=4)
     assert all(record["stopped"] for record in stopped)
@@ -40,9 +41,8 @@ def test_the_group_of_a_failed_rank_is_left_over_nccl(run: Run) -> None:
     assert first["group is left"] and second["group is left"]
 
 
-@pytest.mark.parametrize(
-    ("ranks", "shard_size"), [(2, 0), pytest.param(4, 2, marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("ranks", "shard_size"), [(2, 0), (4, 2)])
 def test_divided_weights_train_and_resume_on_gpus(
     run: Run, ranks: int, shard_size: int, tmp_path: Path
 ) -> None:
