@@ -51,10 +51,10 @@ class Data(pl.LightningDataModule):
         with prepared.building(self.path) as folder:
             if folder:
                 rows = self._read(folder / prepared.CACHE)
-                columns = Columns.of(rows["train"][:], self.options)
+                columns = Columns.of(texts(rows["train"]), self.options)
                 for split, part in rows.items():
-                    columns.targets(part[:])  # raises for a wrong value now
-                    columns.encode(part[:])
+                    columns.targets(texts(part))  # raises for a wrong value now
+                    columns.encode(texts(part))
                     part.map(cache_file_name=str(folder / f"{split}.arrow"), new_fingerprint=split)
                 prepared.seal(folder, {"columns": asdict(columns)})
 
@@ -87,7 +87,7 @@ class Data(pl.LightningDataModule):
             self.fingerprint = facts["fingerprint"]
             self.columns = Columns(**json.loads(json.dumps(facts["columns"])))
             for split, part in stored.items():
-                rows: Rows = part[:]
+                rows: Rows = texts(part)
                 tensors = [*self.columns.encode(rows), self.columns.targets(rows)]
                 self.splits[split] = TensorDataset(*tensors)
 
@@ -99,3 +99,8 @@ class Data(pl.LightningDataModule):
 
     def test_dataloader(self) -> DataLoader[tuple[torch.Tensor, ...]]:
         return DataLoader(self.splits["test"], self.options.batch_size)
+
+
+def texts(rows: datasets.Dataset) -> Rows:
+    """The columns of all rows; an unknown value is empty."""
+    return {name: [value or "" for value in values] for name, values in rows[:].items()}

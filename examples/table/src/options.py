@@ -10,7 +10,7 @@ from smlightning.training.options import TrainerOptions
 
 @dataclass(frozen=True)
 class Options(TrainerOptions):
-    """Columns are named with commas between them, as in ``--numbers age,distance``."""
+    """Lists of columns have commas, as in ``--numbers age,distance``."""
 
     # data
     dataset: str = option(
@@ -38,10 +38,10 @@ class Options(TrainerOptions):
         super().__post_init__()
         columns = [*names(self.numbers), *names(self.texts)]
         if not columns:
-            raise UserError("--numbers and --texts name no column", "name at least one")
+            raise UserError("--numbers and --texts are empty", "give at least one column")
         named = [*columns, self.target]
         if twice := sorted({name for name in named if named.count(name) > 1}):
-            raise UserError(f"column {twice[0]!r} is named twice", "name each column once")
+            raise UserError(f"column {twice[0]!r} occurs twice", "list each column once")
 
 
 def names(option: str) -> list[str]:

@@ -94,14 +94,16 @@ def main() -> int:
         predictions.check_model(arguments.model_dir)
         given = [*arguments.given, *([arguments.sample] if arguments.sample else [])]
         rows: Iterable[Row] = [row for text in given for row in rows_of_json(text)]
+        header = [*dict.fromkeys(name for row in rows for name in row)]
         if not given:
-            rows = csv.DictReader(sys.stdin)
+            sys.stdin.reconfigure(encoding="utf-8-sig", newline="")  # type: ignore[union-attr]
+            rows = reader = csv.DictReader(sys.stdin)
+            header = [*(reader.fieldnames or [])]
         trained = model_fn(arguments.model_dir)
-        output, name = csv.writer(sys.stdout, lineterminator="\n"), f"predicted {trained[1].target}"
-        for number, (row, value) in enumerate(answered(rows, trained)):
-            if not number:
-                output.writerow([*row, name])
-            output.writerow([*row.values(), value])
+        output = csv.writer(sys.stdout, lineterminator="\n")
+        output.writerow([*header, f"predicted {trained[1].target}"])
+        for row, value in answered(rows, trained):
+            output.writerow([*(row.get(name) for name in header), value])
 
     return run_command(answer)
 

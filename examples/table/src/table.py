@@ -16,13 +16,13 @@ import torch
 from options import Options, names
 from smlightning.errors import UserError
 
-Rows = Mapping[str, Sequence[str]]  # a column's name → its values
+Rows = Mapping[str, Sequence[str]]  # a column's name → its values; an unknown one is empty
 LENGTH = 16  # words of a text that are read
 
 
 @dataclass(frozen=True)
 class Columns:
-    """What is known of a table's columns.
+    """The columns of a table, as the training rows have them.
 
     Attributes:
         numbers: name → mean and standard deviation of the training rows.
@@ -51,6 +51,9 @@ class Columns:
         if options.task == "regression":
             scale = statistics(parsed(target, options.target, needed=True))
         else:
+            if not all(target):
+                problem = f"column {options.target!r} has empty values, and is the target"
+                raise UserError(problem, "remove their rows, or write a class")
             labels = sorted(set(target))
             if len(labels) < 2:
                 problem = f"column {options.target!r} has the single class {labels[0]!r}"
@@ -94,8 +97,8 @@ class Columns:
             mean, deviation = self.scale
             found = (parsed(values, self.target, needed=True) - mean) / deviation
             return torch.from_numpy(found.astype(np.float32))
-        if unknown := sorted(set(values) - {*self.labels}):
-            problem = f"the training rows lack the class {unknown[0]!r} of {self.target!r}"
+        if unknown := {*values} - {*self.labels}:
+            problem = f"the training rows lack the class {unknown.pop()!r} of {self.target!r}"
             raise UserError(problem, "add rows of it, or remove it from validation and test")
         return torch.tensor([self.labels.index(value) for value in values])
 
@@ -114,8 +117,8 @@ def parsed(values: Sequence[str], name: str, needed: bool = False) -> np.ndarray
             except ValueError:
                 found[row] = math.inf
     if wrong := np.flatnonzero(np.isinf(found) | (np.isnan(found) & needed)).tolist():
-        problem = f"column {name!r}: row {wrong[0] + 1} holds no number"
-        raise UserError(problem, "correct it; leave it empty if it is unknown and no target")
+        problem = f"column {name!r}: found {values[wrong[0]]!r}, expected a finite number"
+        raise UserError(problem, "correct it; an unknown number is empty, and no target is unknown")
     return found
 
 

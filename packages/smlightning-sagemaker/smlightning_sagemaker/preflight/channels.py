@@ -169,14 +169,24 @@ def overlapping(job: Job, request: dict[str, Any], project: Project) -> Iterator
         if source.get("S3DataType") == "S3Prefix" and "S3Uri" in source:
             found[channel["ChannelName"]] = source["S3Uri"]
     for name, uri in found.items():
+        is_file = "." in uri.rpartition("/")[2]
         for other, address in found.items():
-            rest = address.removeprefix(uri)
             if other > name and address == uri:
                 problem = f"channel {other} has the same address, {uri}"
                 yield warning(f"channels.{name}", problem, "remove one of them, or correct it")
-            elif address.startswith(uri) and rest and rest[0] != "/" and uri[-1] != "/":
+            elif begins(uri, address):
                 problem = f"{uri} is also the beginning of {address}, the channel {other}"
-                yield error(f"channels.{name}", problem, f'end it with a slash: "{uri}/"')
+                hint = f'end it with a slash: "{uri}/"'
+                hint = "put each file into a folder of its own" if is_file else hint
+                yield (warning if is_file else error)(f"channels.{name}", problem, hint)
+
+
+def begins(uri: str, address: str) -> bool:
+    """Whether an address without a slash at its end begins the name of another file or folder."""
+    (bucket, prefix), (other_bucket, key) = aws.s3_location(uri), aws.s3_location(address)
+    if bucket != other_bucket or not prefix or prefix.endswith("/"):
+        return False
+    return key.startswith(prefix) and key.removeprefix(prefix)[:1] not in ("", "/")
 
 
 def addresses(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:

@@ -62,7 +62,7 @@ RULES = (
     Rule(
         "CUDA_LAUNCH_BLOCKING|PYTORCH_NO_CUDA_MEMORY_CACHING|TORCH_DISTRIBUTED_DEBUG",
         "(?i)1|detail",
-        "{value} is for debugging, and slows each step",
+        "it is for debugging, and slows each step",
         concerns=lambda job: instances.gpus(job.instance_type) != 0,
     ),
     Rule(

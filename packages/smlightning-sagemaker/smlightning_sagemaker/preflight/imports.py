@@ -26,7 +26,8 @@ SLOW = frozenset(
 NEWER = re.compile(
     r"^\s*(type \w|(async )?def \w+\[|class \w+\[|except [\w.]+,)|\b[fFrRtT]{1,2}[\"']"
 )
-TEST = re.compile(r"test_.*|.*_test\.py|conftest\.py")  # a package's own, which no job imports
+# A package's own tests, which no job imports; test_data.py in src/ itself may be a module.
+TEST = re.compile(r".*/(tests?/.*|conftest\.py)")
 IMPORTS = (ast.Import, ast.ImportFrom)
 
 
@@ -41,8 +42,10 @@ def imports(job: Job, project: Project) -> Iterator[Finding]:
     image = (3, profile.minor) if profile else here
     trees: dict[str, ast.Module] = {}
     for path in files:
-        if path.suffix == ".py" and not path.is_symlink() and not TEST.fullmatch(path.name):
+        if path.suffix == ".py" and not path.is_symlink():
             key = path.relative_to(project.src.parent).as_posix()
+            if TEST.fullmatch(key):
+                continue
             try:
                 trees[key] = ast.parse(path.read_bytes(), feature_version=min(image, here))
             except (ValueError, SyntaxError, RecursionError) as failure:

@@ -49,6 +49,7 @@ WITHOUT_LOGIN = (
     f"use a repository of CodeArtifact ({CODEARTIFACT} in [environment]), wheels in src/, or an "
     "index in your VPC that asks for no login"
 )
+HASH_OF_URL = re.compile(r"#(.*&)?sha(256|384|512)=")  # which pip takes for one, too
 HASH = re.compile(r"--hash[= ](\w+:[0-9a-fA-F]+)")
 
 # Messages of uv.
@@ -154,7 +155,7 @@ def unhashed(job: Job, project: Project) -> Iterator[Finding]:
     https://pip.pypa.io/en/stable/topics/secure-installs/#hash-checking-mode
     """
     for line, _ in wanted(job, project.requirements) if is_locked(project) else ():
-        if not HASH.search(line):
+        if not HASH.search(line) and not HASH_OF_URL.search(line):
             hint = "move it to src/requirements.in, and run make lock"
             yield error(key_of(project), f'"{line}" has no hash, and other lines have', hint)
 

@@ -12,9 +12,12 @@ from smlightning_sagemaker.preflight import sent
 from smlightning_sagemaker.project import Project
 
 # Words of code in which ranks find each other: torch, Lightning, and libraries on top of both.
-JOINS = re.compile(r"init_process_group|\bdist\b|Trainer|Fabric|LightningCLI|Accelerator|deepspeed")
+JOINS = re.compile(
+    r"init_process_group|init_device_mesh|torch\.distributed|\bi?dist\b|Trainer|Fabric|LightningCLI"
+    r"|Accelerator|deepspeed|ignite|horovod|hvd"
+)
 
-IMPORTED = re.compile(r"(?m)^\s*(?:from|import)\s+(\w+)")
+OTHER_PARSER = re.compile("jsonargparse|LightningCLI")  # which reads "false" as False
 
 
 def booleans(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
@@ -23,11 +26,9 @@ def booleans(job: Job, request: dict[str, Any], project: Project) -> Iterator[Fi
     https://docs.python.org/3/library/argparse.html#type
     """
     for name, text in sent.files(project).items():
-        try:
-            nodes = [*ast.walk(ast.parse(text))] if name.endswith(".py") else []
-        except (ValueError, SyntaxError, RecursionError):  # imports.py reports it
+        if not name.endswith(".py") or OTHER_PARSER.search(text):
             continue
-        for node in nodes:
+        for node in nodes(text):
             if isinstance(node, ast.Call) and is_boolean_argument(node):
                 problem = f"line {node.lineno}: type=bool makes True of every text, of false too"
                 hint = "use type=lambda text: text.lower() in ('true', '1')"
@@ -59,6 +60,26 @@ def code_of_training(project: Project) -> str:
             texts[module] = f"{texts.get(module, '')}\n{text}"
     reached = ["train"]
     for module in reached:
-        imported = IMPORTED.findall(texts.get(module, ""))
-        reached += [each for each in imported if each in texts and each not in reached]
+        for name in sorted(imported(texts.get(module, ""))):
+            if name in texts and name not in reached:
+                reached.append(name)
     return "\n".join(texts.get(module, "") for module in reached)
+
+
+def imported(text: str) -> set[str]:
+    """The top-level names of the modules that a text imports, in functions too."""
+    found: set[str] = set()
+    for node in nodes(text):
+        if isinstance(node, ast.Import):
+            found |= {each.name.partition(".")[0] for each in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.partition(".")[0])
+    return found
+
+
+def nodes(text: str) -> list[ast.AST]:
+    """All parts of a text of Python; none if it is not Python, which imports.py reports."""
+    try:
+        return [*ast.walk(ast.parse(text))]
+    except (ValueError, SyntaxError, RecursionError):
+        return []

@@ -32,7 +32,8 @@ def files(project: Project) -> dict[str, str]:
 @functools.lru_cache(maxsize=1000)
 def _text(path: Path, _changed: int) -> str:
     """The text of a file; a notebook's code without the escapes of JSON."""
-    return decoded(path.read_bytes()).replace('\\"', '"')
+    text = decoded(path.read_bytes())
+    return text.replace('\\"', '"') if path.suffix == ".ipynb" else text
 
 
 def without_docstrings(name: str, text: str) -> str:
