@@ -1,7 +1,8 @@
 """Write the page of all messages of a run from the code: `make reference`.
 
 A message is what a `UserError` says, or a line that begins with ``warning:`` or has ``inexact``.
-The page has the text between the values, which it writes as "…". A test compares the page.
+The page has the text between the values, which it writes as "…", and leaves out messages of fewer
+than three words. A test compares the page.
 """
 
 import ast
@@ -16,8 +17,8 @@ PAGE = next(ROOT.glob("{{*}}")) / "docs" / "messages.md"
 HEAD = """\
 # Messages of a run
 
-A command of the template writes this page from the code: each error and warning of training that
-you can correct, and what to do. `…` is a value. [Troubleshooting](troubleshooting.md) explains
+A command of the template writes this page from the code: errors and warnings of training that you
+can correct, and what to do. `…` is a value. [Troubleshooting](troubleshooting.md) explains
 causes, and has messages of torch, AWS and launchers.
 """
 TABLE = "| message | do |\n|---|---|"
@@ -36,7 +37,8 @@ def page() -> str:
     texts = [HEAD]
     for folder, heading in HEADINGS.items():
         rows = {row for path in (RUNTIME / folder).glob("*.py") for row in messages(path)}
-        lines = [f"| {code(problem)} | {code(hint)} |" for problem, hint in sorted(rows)]
+        found = sorted(row for row in rows if len(re.findall(r"\w+", row[0])) >= 3)
+        lines = [f"| {code(problem)} | {code(hint)} |" for problem, hint in found]
         texts += [f"## {heading}\n", TABLE, *lines, ""]
     return "\n".join(texts)
 
@@ -56,9 +58,9 @@ def messages(path: Path) -> Iterator[tuple[str, str]]:
             name = ast.unparse(call.func)
             names = {**assigned(module), **assigned(scope, before=call.lineno)}
             texts = [clean(rendered(argument, names)) for argument in call.args[:2]]
-            if name in ERRORS and len(texts) == 2 and re.search(r"\w{3}", texts[0]):
+            if name in ERRORS and len(texts) == 2:
                 yield texts[0], texts[1] if texts[1] != "…" else ""
-            elif name == "print" and re.match(r"warning: (?!…$)|\w+: inexact", "".join(texts[:1])):
+            elif name == "print" and re.match(r"warning: |\w+: inexact", "".join(texts[:1])):
                 problem, _, hint = texts[0].partition("; ")
                 yield problem, hint
 

@@ -234,6 +234,7 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
     (lambda: in_double(torch.nn.Conv1d(4, 2, 1, bias=False)), "without .double()"),
     (lambda: in_double(torch.nn.LSTM(3, 2)), "without .double()"),
     (lambda: in_double(torch.nn.LayerNorm(3)), "without .double()"),
+    (lambda: SINGLE @ DOUBLE.T, "the second operand, mostly the layer, is float64"),
     (lambda: torch.nn.Linear(5, 2)(SINGLE), "input features"),
     (lambda: torch.nn.Conv1d(5, 2, 1)(SINGLE), "input features, or channels"),
     (lambda: torch.nn.LSTM(5, 2)(SINGLE), "input features"),
@@ -335,7 +336,7 @@ class Unsized(Sampler):
 
 
 def divided(make: Callable[[], DataLoader]) -> None:
-    """What Lightning does on two ranks with a loader that a hook makes."""
+    """Does what Lightning does on two ranks with a loader that a hook makes."""
     ranks = {"num_replicas": 2, "rank": 0}
     accelerators = SimpleNamespace(use_distributed_sampler=True, is_distributed=True)
     trainer: Any = SimpleNamespace(

@@ -45,7 +45,8 @@ EXPLAINED = (
     (
         r"got:? (float !=|Float and) [Dd]ouble|[Ff]loat\S*\) and \w+ type \(\S*[Dd]ouble"
         r"|type Float but found Double|\(torch\.float32\) does not match|expect parameter to have",
-        "the layer is float64: make it float32, without .double() and dtype=torch.float64",
+        "the second operand, mostly the layer, is float64: make it float32 with .float(), without "
+        ".double() and dtype=torch.float64",
     ),
     (
         r"same d(ata)?type|Input type .*should be the same|expected scalar type|Found dtype"

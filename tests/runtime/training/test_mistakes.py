@@ -21,6 +21,7 @@ import train
 from small_training import BATCHES, SIZE, Fit, Line, Manual, Numbers, rows
 from smlightning import entry
 from smlightning.cluster import signals
+from smlightning.training.checks import KeptTensors
 
 
 @pytest.fixture
@@ -363,9 +364,41 @@ class WarmedUpByStep(WarmedUp):
     interval = "step"
 
 
+class WarmedUpManually(WarmedUp):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer: Any = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(self.loss(batch))
+        optimizer.step()
+        scheduler: Any = self.lr_schedulers()
+        scheduler.step()
+
+
+class WarmedUpByHand(Line):
+    """Sets the learning rate before each step, without a schedule."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), 0.0)
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        optimizer: Any = self.optimizers()
+        optimizer.param_groups[0]["lr"] = 0.01
+
+
 class Unshuffled(Numbers):
     def train_dataloader(self) -> DataLoader:
         return DataLoader(rows(SIZE * BATCHES), SIZE)
+
+
+class OneBatch(Numbers):
+    """An epoch is one batch, as in training on all of the data."""
+
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(rows(SIZE), SIZE)
 
 
 class OwnOrder(Numbers):
@@ -392,16 +425,37 @@ PART = "warning: accumulate_grad_batches is 4, and a rank has 5 batches"
         (Double, {}, "warning: 4 of 4 parameters (net.0.weight, …) are float64"),
         (WarmedUp, {}, "warning: the learning rate is 0 in the first epoch"),
         (WarmedUpByStep, {}, ""),
-        (Line, {"data": Unshuffled}, "warning: the training loader does not shuffle"),
-        (Line, {"data": OwnOrder}, ""),
+        (WarmedUpManually, {}, ""),
+        (WarmedUpByHand, {}, ""),
+        (Line, {"data": Unshuffled}, ""),
+        (
+            Line,
+            {"data": Unshuffled, "epochs": 2},
+            "warning: the training loader does not shuffle",
+        ),
+        (Line, {"data": OneBatch, "epochs": 2}, ""),
+        (Line, {"data": OwnOrder, "epochs": 2}, ""),
     ],
 )
 def test_what_may_be_meant_is_a_warning_before_training(
     model: type, options: dict[str, Any], warning: str, fit: Fit, capsys: Any
 ) -> None:
-    fit(model, trainer={"limit_train_batches": 5}, epochs=1, **options)
+    fit(model, trainer={"limit_train_batches": 5}, **{"epochs": 1, **options})
     warnings = [x for x in capsys.readouterr().err.splitlines() if x.startswith("warning")]
     assert len(warnings) == bool(warning) and "".join(warnings).startswith(warning)
+
+
+class InDouble(Line):
+    """Meant: Lightning makes all parameters float64."""
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        number, x, y = batch
+        return super().loss((number, x.double(), y.double()))
+
+
+def test_double_precision_is_no_mistake(fit: Fit, capsys: Any) -> None:
+    fit(InDouble, trainer={"precision": "64-true"}, epochs=1)
+    assert not re.findall("^warning.*", capsys.readouterr().err, re.M)
 
 
 class ShuffledValidation(Numbers):
@@ -513,6 +567,32 @@ class FixedNorms(Line):
         self.net[1].eval()
 
 
+class FixedNormsInList(Line):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.norms = torch.nn.ModuleList([torch.nn.BatchNorm1d(1)]).eval()
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        number, x, y = batch
+        return super().loss((number, self.norms[0](x), y))
+
+
+class EvaluatingLayers(Evaluating):
+    """Layers that give the same values in training and evaluation."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.net[1] = torch.nn.Dropout(0.0)
+
+
+class EvaluatingNorms(EvaluatingLayers):
+    """A whole network in evaluation mode, in which only a batch norm acts otherwise."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.net.insert(1, torch.nn.BatchNorm1d(self.width))
+
+
 class Keeping(Line):
     """Keeps the losses of training."""
 
@@ -567,8 +647,9 @@ class KeepingOfEpochs(Line):
         (EvaluatingSteps, "warning: the model is in evaluation mode in training"),
         (EvaluatingFrozen, ""),
         (FixedNorms, ""),
-        (Keeping, "warning: losses keeps the graph of each step"),
-        (KeepingDicts, "warning: losses keeps the graph of each step"),
+        (FixedNormsInList, ""),
+        (EvaluatingLayers, ""),
+        (EvaluatingNorms, "warning: net is in evaluation mode in training"),
         (
             KeepingValues,
             "warning: losses had 8 items with tensors after one epoch and 16 after two",
@@ -593,6 +674,69 @@ def test_what_an_epoch_shows_is_one_warning(
     fit(model, epochs=3)
     warnings = [x for x in capsys.readouterr().err.splitlines() if x.startswith("warning")]
     assert len(warnings) == bool(warning) and "".join(warnings).startswith(warning)
+
+
+class ManyBatches(Numbers):
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(rows(70), 1, shuffle=True)
+
+
+class Gathering(Keeping):
+    """Keeps the losses of some batches, as truncated backpropagation through time does."""
+
+    def on_train_batch_end(self, *_: Any, **__: Any) -> None:
+        if len(self.losses) == 33:
+            self.losses.clear()
+
+
+class Answers(dict):
+    """A dict whose values are not those of Python's own."""
+
+    def values(self) -> Any:
+        return (self[name] for name in self)
+
+
+class KeepingInDict(Line):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.losses = Answers()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.losses[len(self.losses)] = loss = super().training_step(batch, batch_idx)
+        return loss
+
+
+class Unreadable(list):
+    """Like a list of a library that has items of names only."""
+
+    def __getitem__(self, name: Any) -> Any:
+        raise KeyError(name)
+
+
+class WithUnreadable(Line):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.columns = Unreadable([torch.zeros(1)])
+
+
+@pytest.mark.parametrize(
+    ("model", "kept"),
+    [
+        (Keeping, True),
+        (KeepingDicts, True),
+        (KeepingInDict, True),
+        (Gathering, False),
+        (WithUnreadable, False),
+    ],
+)
+def test_a_graph_that_is_kept_for_64_batches_is_one_warning(
+    model: type, kept: bool, fit: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = fit(model, ManyBatches, epochs=2)
+    warnings = [x for x in capsys.readouterr().err.splitlines() if x.startswith("warning")]
+    assert len(warnings) == kept
+    assert "".join(warnings).startswith("warning: losses keeps the graph of each step" * kept)
+    assert not [each for each in trainer.callbacks if isinstance(each, KeptTensors)]
 
 
 class Clipped(Manual):

@@ -1,11 +1,12 @@
 """Checks of model and data, for mistakes that Lightning reports late or never."""
 
+import contextlib
 import difflib
 import itertools
 import math
 import sys
 from collections import UserDict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import is_dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +37,14 @@ BATCH_NORMS = (
     torch.nn.BatchNorm2d,
     torch.nn.BatchNorm3d,
     torch.nn.SyncBatchNorm,
+)
+DROPOUTS = (
+    torch.nn.Dropout,
+    torch.nn.Dropout1d,
+    torch.nn.Dropout2d,
+    torch.nn.Dropout3d,
+    torch.nn.AlphaDropout,
+    torch.nn.FeatureAlphaDropout,
 )
 OTHERWISE = "make it a torch.nn.ModuleList or ModuleDict, or its class a torch.nn.Module"
 
@@ -120,12 +129,18 @@ def untrained_layers(model: torch.nn.Module, optimized: set[int]) -> Iterator[tu
                 yield f"{path}.{name}".lstrip("."), type(value).__name__
 
 
-def trained_weights(model: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
-    """The weights that require gradients, without those of metrics, which are not trained."""
-    if not isinstance(model, Metric):
+def trained_weights(
+    model: torch.nn.Module, without: tuple[type, ...] = ()
+) -> Iterator[torch.nn.Parameter]:
+    """The weights that require gradients, without those of metrics, which are not trained.
+
+    Args:
+        without: other classes of modules to leave out.
+    """
+    if not isinstance(model, (Metric, *without)):
         yield from (each for each in model.parameters(recurse=False) if each.requires_grad)
         for child in model.children():
-            yield from trained_weights(child)
+            yield from trained_weights(child, without)
 
 
 def _weights_within(value: Any) -> Iterator[torch.nn.Parameter]:
@@ -158,7 +173,7 @@ def _contents(value: Any) -> Iterable[Any]:
 def doubts(
     trainer: pl.Trainer, model: pl.LightningModule, optimized: set[int]
 ) -> Iterator[UserError]:
-    """What trains otherwise than many would expect, and may be meant.
+    """Settings that train otherwise than many would expect, and may be meant.
 
     Args:
         optimized: ids of the weights that an optimizer has.
@@ -174,20 +189,24 @@ def doubts(
             "give them to one in configure_optimizers; if this is meant, requires_grad_(False)",
         )
     doubles = [name for name, weights in wanted.items() if weights.dtype == torch.float64]
-    if doubles and torch.get_default_dtype() != torch.float64:
+    is_meant = trainer.precision == "64-true" or torch.get_default_dtype() == torch.float64
+    if doubles and not is_meant:
         yield UserError(
             f"{len(doubles)} of {len(wanted)} parameters ({doubles[0]}, …) are float64, and on a "
             "GPU float32 is many times faster",
             "call .float() on the network; if it is meant, torch.set_default_dtype(torch.float64)",
         )
     rates = [group.get("lr", 1) for each in trainer.optimizers for group in each.param_groups]
-    by_epoch = all(config.interval == "epoch" for config in trainer.lr_scheduler_configs)
+    schedules = trainer.lr_scheduler_configs if model.automatic_optimization else []
+    by_epoch = bool(schedules) and all(config.interval == "epoch" for config in schedules)
     if not any(rates) and by_epoch and trainer.current_epoch == 0:
         yield UserError(
             "the learning rate is 0 in the first epoch, after which the schedule changes it",
             'change it after each step: {"scheduler": ..., "interval": "step"}',
         )
-    if not overfits(trainer) and any(map(_in_order, all_loaders(trainer.train_dataloader))):
+    repeats = trainer.num_training_batches > 1 and trainer.max_epochs != 1
+    in_order = any(map(_in_order, all_loaders(trainer.train_dataloader)))
+    if repeats and in_order and not overfits(trainer):
         yield UserError(
             "the training loader does not shuffle, so each epoch has the same batches",
             "pass shuffle=True to the DataLoader, unless the order matters",
@@ -212,15 +231,21 @@ def _in_order(loader: Any) -> bool:
 
 
 def evaluating(model: torch.nn.Module) -> Iterator[str]:
-    """Names of the trained modules that are in evaluation mode; the model's own is "".
+    """Names of the trained modules whose dropout or batch norms are in evaluation mode.
 
-    A batch norm may keep its statistics on purpose.
+    The model's own name is "". Batch norms on their own may keep their statistics on purpose.
     """
     for name, module in model.named_modules():
-        if module.training or isinstance(module, BATCH_NORMS):
+        if module.training or not any(map(_evaluates_otherwise, module.modules())):
             continue
-        if any(True for _ in trained_weights(module)):
+        if any(True for _ in trained_weights(module, without=BATCH_NORMS)):
             yield name
+
+
+def _evaluates_otherwise(module: torch.nn.Module) -> bool:
+    """Whether a module is in evaluation mode, and gives other values than in training."""
+    acts = isinstance(module, BATCH_NORMS) or (isinstance(module, DROPOUTS) and module.p > 0)
+    return acts and not module.training
 
 
 def kept_tensors(model: torch.nn.Module, with_graph: bool) -> dict[str, int]:
@@ -232,13 +257,20 @@ def kept_tensors(model: torch.nn.Module, with_graph: bool) -> dict[str, int]:
     counts = {}
     for path, module in model.named_modules():
         for name, value in vars(module).items():
-            items = value.values() if isinstance(value, dict) else value
-            if isinstance(value, list | dict) and value:
-                newest = next(reversed(items))
-                tensors = [each for each in _items(newest) if isinstance(each, torch.Tensor)]
-                if any(not with_graph or tensor.grad_fn is not None for tensor in tensors):
-                    counts[f"{path}.{name}".lstrip(".")] = len(value)
+            if isinstance(value, list | dict):
+                with contextlib.suppress(Exception):  # a subclass may have any methods
+                    if _holds_tensor(value, with_graph):
+                        counts[f"{path}.{name}".lstrip(".")] = len(value)
     return counts
+
+
+def _holds_tensor(value: list | dict, with_graph: bool) -> bool:
+    """Whether the newest item is, or holds, a tensor."""
+    if not value:
+        return False
+    newest = value[next(reversed(value))] if isinstance(value, dict) else value[-1]
+    tensors = [each for each in _items(newest) if isinstance(each, torch.Tensor)]
+    return any(not with_graph or tensor.grad_fn is not None for tensor in tensors)
 
 
 def _items(value: Any) -> Iterable[Any]:
@@ -250,36 +282,58 @@ def _items(value: Any) -> Iterable[Any]:
 class KeptTensors(pl.Callback):
     """Warns once of a list of the model that gets tensors in each step and is not emptied.
 
-    It looks after the first three batches, and at the start of the first three epochs, of a run.
+    It looks after the batches `LOOKS` and at the start of the first three epochs of a run, and
+    then leaves the Trainer. A model may gather losses over some batches and then empty the list.
     """
 
+    LOOKS = (1, 2, 3, 64)
+
     def __init__(self) -> None:
+        self.batches = 0  # of this run
         self.steps: list[dict[str, int]] = []  # of lists of tensors with a graph, the lengths
         self.epochs: list[dict[str, int]] = []  # of those of any tensors
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any, **__: Any
     ) -> None:
-        if len(self.steps) < 3:
-            self.steps.append(kept_tensors(pl_module, with_graph=True))
-            for name in grown(self.steps, 1):
+        self.batches += 1
+        if self.batches not in self.LOOKS:
+            return
+        self.steps.append(kept_tensors(pl_module, with_graph=True))
+        if self.batches < self.LOOKS[-1]:
+            return
+        for name, lengths in grown(self.steps):
+            growth = lengths[1] - lengths[0]
+            if lengths[-1] - lengths[0] >= growth * (self.LOOKS[-1] - 1):
                 problem = f"{name} keeps the graph of each step, so memory grows"
                 hint = "append loss.detach(), or loss.item() if you need the number"
                 self._warn(trainer, UserError(problem, hint))
+                return
+        self._leave_if_done(trainer)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if len(self.epochs) == 3:
+            return
         self.epochs.append(kept_tensors(pl_module, with_graph=False))
+        if len(self.epochs) < 3:
+            return
         validation = sum(trainer.num_val_batches)  # type: ignore[arg-type]
         batches = min(trainer.num_training_batches, validation or math.inf)
-        for name in grown(self.epochs, max(batches, 2)):
-            first, second = (counts[name] for counts in self.epochs[1:])
+        for name, (_, first, second) in grown(self.epochs, max(batches, 2)):
             problem = (
                 f"{name} had {first} items with tensors after one epoch and {second} after two, so "
                 "memory grows"
             )
             hint = f"empty it at the end of each epoch, self.{name}.clear()"
             self._warn(trainer, UserError(problem, hint))
-        if len(self.epochs) == 3:
+            return
+        self._leave_if_done(trainer)
+
+    def _leave_if_done(self, trainer: pl.Trainer) -> None:
+        """Leave after the last batch of `LOOKS`, unless three epochs start in this run."""
+        third = trainer.current_epoch + 3 - len(self.epochs)
+        starts = len(self.epochs) < 3 and not 0 < (trainer.max_epochs or 0) <= third
+        if self.batches >= self.LOOKS[-1] and not starts:
             loop.leave(trainer, self)
 
     def _warn(self, trainer: pl.Trainer, warning: UserError) -> None:
@@ -288,19 +342,12 @@ class KeptTensors(pl.Callback):
             print(f"warning: {warning}", file=sys.stderr)
 
 
-def grown(history: Sequence[Mapping[str, int]], least: float) -> list[str]:
-    """The first name whose length grew by this much between each two of three times."""
-    if len(history) < 3:
-        return []
-    names = [
-        name
-        for name in history[2]
-        if all(
-            later.get(name, 0) - earlier.get(name, 0) >= least
-            for earlier, later in itertools.pairwise(history)
-        )
-    ]
-    return names[:1]
+def grown(history: list[dict[str, int]], least: float = 1) -> Iterator[tuple[str, list[int]]]:
+    """Names whose length grew by this much between each two looks, and the lengths."""
+    for name in history[-1]:
+        lengths = [counts.get(name, 0) for counts in history]
+        if all(later - earlier >= least for earlier, later in itertools.pairwise(lengths)):
+            yield name, lengths
 
 
 class FreshMetrics(pl.Callback):
