@@ -220,6 +220,18 @@ def test_a_wheel_of_src_has_the_hash_of_its_line(project: Project, simple: str) 
         assert levels(found) == ["error", "skipped"]
 
 
+def test_a_line_without_a_hash_among_others_is_an_error(project: Project) -> None:
+    """As pip, which takes the hash of an address, too."""
+    pin = f"one==1.0 --hash=sha256:{'0' * 64}\n"
+    address = f"three @ https://example.com/three-1.0-py3-none-any.whl#sha256={'0' * 64}\n"
+    project.requirements.write_text(f"{pin}two==1.0\n{address}")
+    [found] = requirements.unhashed(JOB, project)
+    assert found.level == "error" and found.problem.startswith('"two==1.0" has no hash')
+    for text in ("one==1.0\ntwo==1.0\n", pin):
+        project.requirements.write_text(text)
+        assert not [*requirements.unhashed(JOB, project)]
+
+
 def test_the_pins_of_both_lightnings_are_equal(project: Project) -> None:
     (project.src / "model.py").write_text("import lightning as L\n")
     pin = f"%s==2.6.6 --hash=sha256:{'0' * 64}\n"
