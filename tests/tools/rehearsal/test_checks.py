@@ -147,6 +147,25 @@ def test_files_elsewhere_are_lost(folder: str, check: str, tmp_path: Path) -> No
     assert by_name(verdicts)[check].hint
 
 
+@pytest.mark.parametrize(
+    "cause, is_gpu",
+    [
+        ("AssertionError: Torch not compiled with CUDA enabled", True),
+        ("RuntimeError: Found no NVIDIA driver on your system. Please check", True),
+        ("RuntimeError: No CUDA GPUs are available", True),
+        ("RuntimeError: PyTorch is not linked with support for cuda devices", True),
+        ("RuntimeError: Cannot access accelerator device when none is available.", True),
+        ("RuntimeError: Distributed package doesn't have NCCL built in", True),
+        ("ValueError: fp16 mixed precision requires a GPU (not 'cpu').", True),
+        ("KeyError: 'NCCL'", False),
+        ("PermissionError: [Errno 13] Permission denied: '/data/cuda-GPU/a.csv'", False),
+    ],
+)
+def test_only_a_message_of_an_absent_gpu_has_its_hint(cause: str, is_gpu: bool) -> None:
+    check = checks.with_hint("hosts-succeeded", checks.Conclusion(FAILED, cause))
+    assert ("torch.cuda.is_available()" in check.hint) == is_gpu
+
+
 def test_a_job_that_keeps_no_checkpoints_needs_none(tmp_path: Path) -> None:
     attempt = succeeded(tmp_path)
     for path in tmp_path.rglob("checkpoints/*"):

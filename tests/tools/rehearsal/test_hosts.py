@@ -1,14 +1,18 @@
 """Folders, files, code and variables of the hosts, as SageMaker gives them by the request."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from small_rehearsal import small_plan, small_request
 
 import checkout
 from smlightning import hub
 from smlightning.options import decode
+from smlightning_sagemaker.rehearsal import checks
 from smlightning_sagemaker.rehearsal.environment import container_environment
 from smlightning_sagemaker.rehearsal.hosts import Host, create_hosts, with_copied_channels
 from smlightning_sagemaker.rehearsal.plan import Plan
@@ -112,6 +116,57 @@ def test_a_channel_is_a_copy_and_read_only_where_sagemaker_mounts_it_so(tmp_path
     mounts = variables(plan, tmp_path / "run", host)["REHEARSAL_READ_ONLY"].split(":")
     own = [str(folder / name) for name in ("fast", "shared")]
     assert [mount for mount in mounts if mount.startswith(str(folder))] == own
+
+
+def with_channels(folder: Path, hosts: int) -> Plan:
+    """A plan with a channel "files" and a read-only one, "fast"; both hold a.csv."""
+    data = folder / "data"
+    data.mkdir()
+    (data / "a.csv").write_text("1")
+    (data / "gone.csv").symlink_to(folder / "absent")
+    request = small_request(hosts, "torch_distributed")
+    request["InputDataConfig"] = [{"ChannelName": "fast", "InputMode": "FastFile"}]
+    channels = {"fast": data, "files": data}
+    return small_plan(hosts, 1, request=request, channels=channels)
+
+
+def test_hosts_and_attempts_share_no_file_that_a_script_may_change(tmp_path: Path) -> None:
+    given = with_channels(tmp_path, 2)
+    plan = with_copied_channels(given, tmp_path / "channels")
+    first, second = create_hosts(plan, tmp_path / "run")
+    file = "input/data/files/a.csv"
+    (first.base / file).write_text("2")
+    assert (second.base / file).read_text() == "1"
+    (plan.channels["files"] / "a.csv").write_text("3")
+    plan.channels["files"].chmod(0o555)
+    again = with_copied_channels(given, tmp_path / "channels")
+    assert again == plan
+    restarted, _ = create_hosts(again, tmp_path / "restarted")
+    assert (restarted.base / file).read_text() == "1"
+    fast = [host.base / "input/data/fast/a.csv" for host in (first, second, restarted)]
+    assert len({path.stat().st_ino for path in fast}) == 1, "a copy where a link will do"
+
+
+@pytest.mark.parametrize("by_option", [False, True])
+def test_a_script_cannot_write_into_a_channel_of_fast_file(by_option: bool, tmp_path: Path) -> None:
+    run, script = tmp_path / "run", "import sys, torch; open(sys.argv[1], 'w').close()"
+    plan = with_copied_channels(with_channels(tmp_path, 1), tmp_path / "channels")
+    [host] = create_hosts(plan, run)
+    ended, files = {}, {}
+    for name, copy in plan.channels.items():
+        files[name] = (copy if by_option else host.base / "input/data" / name) / "a.csv"
+        ended[name] = subprocess.run(
+            [sys.executable, "-c", script, str(files[name])],
+            env=container_environment(plan, run, host),
+            capture_output=True,
+            text=True,
+        )
+    assert ended["files"].returncode == 0, ended["files"].stderr
+    assert files["files"].read_text() == "" and files["fast"].read_text() == "1"
+    *_, cause = ended["fast"].stderr.splitlines()
+    assert cause.startswith("OSError: [Errno 30]") and str(files["fast"]) in cause
+    conclusion = checks.Conclusion(checks.FAILED, cause)
+    assert "SM_MODEL_DIR" in checks.with_hint("hosts-succeeded", conclusion).hint
 
 
 def test_the_environment_is_the_containers(tmp_path: Path) -> None:

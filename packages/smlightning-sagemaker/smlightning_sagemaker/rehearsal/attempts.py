@@ -29,24 +29,27 @@ Show = Callable[[str, Plan, Sequence[Host], Lines], None]
 
 def run_plan(plan: Plan, folder: Path, show: Show) -> tuple[Attempt, list[Check]]:
     """Run the job as planned; the last attempt, and the verdicts in the order of the report."""
-    plan = with_copied_channels(plan, folder / "channels")
     if plan.fault and plan.fault.interrupts:
         return run_interrupted(plan, folder, show)
+    plan = with_copied_channels(plan, folder / "channels")
     attempt = run_attempt(plan, folder / "job", show)
     return attempt, checks.judge(plan, attempt)
 
 
 def run_interrupted(plan: Plan, folder: Path, show: Show) -> tuple[Attempt, list[Check]]:
     """Run the job with an interruption, then undisturbed, then restarted from its checkpoints."""
+    whole = replace(plan, fault=None)
+    plan = with_copied_channels(plan, folder / "channels")
     interrupted = run_attempt(plan, folder / "interrupted", show)
     verdicts = checks.judge_interruption(plan, interrupted)
     if verdicts[0].verdict != checks.PASSED:
         return replace(interrupted, ranks=()), verdicts
-    whole = replace(plan, fault=None)
-    undisturbed = run_attempt(whole, folder / "undisturbed", show)
+    plan = with_copied_channels(whole, folder / "channels")
+    undisturbed = run_attempt(plan, folder / "undisturbed", show)
     kept = faults.upload_checkpoints(interrupted.hosts, folder / "s3")
-    restarted = run_attempt(whole, folder / "restarted", show, kept)
-    verdicts += checks.judge(whole, restarted)
+    plan = with_copied_channels(whole, folder / "channels")
+    restarted = run_attempt(plan, folder / "restarted", show, kept)
+    verdicts += checks.judge(plan, restarted)
     verdicts += checks.judge_restart(restarted, undisturbed, interrupted)
     return restarted, verdicts
 

@@ -577,6 +577,14 @@ OF_ONE_WORLD = (
     "one-writer",
     "one-printer",
 )
+# Messages of torch, Lightning, Accelerate and Transformers.
+NEEDS_A_GPU = (
+    "not compiled with CUDA|NVIDIA driver|CUDA GPUs|no GPUs found|visible CUDA devices|CUDA error:|"
+    "on a CUDA device but|CUDA generator|without ATen_cuda|not linked with support for|"
+    "accelerator device when none|NCCL built in|from the 'CUDA' backend|gpu backend found|"
+    "GPUs requested but|CUDAAccelerator` can not run|FSDP is only available on GPU|"
+    "requires a GPU|mixed precision requires|support bf16/gpu"
+)
 # A check, words of its detail, and what to do.
 HINTS = (
     (
@@ -604,7 +612,7 @@ HINTS = (
     ),
     (
         "hosts-succeeded",
-        "GPU|[cC][uU][dD][aA]|NVIDIA|NCCL",
+        NEEDS_A_GPU,
         "the rehearsal has no GPU: use one only if torch.cuda.is_available(), else float32 on "
         "the CPU",
     ),

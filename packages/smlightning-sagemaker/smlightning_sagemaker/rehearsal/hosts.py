@@ -53,8 +53,10 @@ class Host:
 def create_hosts(plan: Plan, run: Path, restored: Path | None = None) -> list[Host]:
     """The hosts of one attempt in the folder ``run``, before training.
 
+    Each host has its own copy of a channel, or links to the files if it is read-only.
+
     Args:
-        plan: its channels are copies on this file system, whose files the hosts link.
+        plan: its channels are on this file system.
         restored: checkpoints of an earlier attempt, which SageMaker puts on every host.
     """
     # Several hosts leave 127.0.0.1 free: a script that has this address in its code then fails.
@@ -68,7 +70,8 @@ def create_hosts(plan: Plan, run: Path, restored: Path | None = None) -> list[Ho
             shutil.copytree(restored, host.base / "checkpoints", dirs_exist_ok=True)
         source_archive.copy(plan.source, host.base / "code", NOT_COPIED)
         for channel, folder in plan.channels.items():
-            shutil.copytree(folder, host.base / "input/data" / channel, copy_function=os.link)
+            copy = os.link if is_read_only(plan, channel) else shutil.copy2
+            shutil.copytree(folder, host.base / "input/data" / channel, copy_function=copy)
         write_configuration(plan, host, addresses)
     for name in ("evidence", "tmp", "cache"):
         (run / name).mkdir()
@@ -77,10 +80,18 @@ def create_hosts(plan: Plan, run: Path, restored: Path | None = None) -> list[Ho
 
 
 def with_copied_channels(plan: Plan, into: Path) -> Plan:
-    """The plan with a copy of each channel, so that a script never writes into your folder."""
+    """The plan with a copy of each channel, so that a script never writes into your folder.
+
+    A copy that an earlier attempt could change is made again.
+    """
     copies = {name: into / name for name in plan.channels}
-    for name, folder in plan.channels.items():
-        shutil.copytree(folder, copies[name])
+    for name, copy in copies.items():
+        if copy.exists() and is_read_only(plan, name):
+            continue
+        for changed, *_ in os.walk(copy):
+            Path(changed).chmod(0o700)  # else rmtree cannot remove its files
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(plan.channels[name], copy, ignore_dangling_symlinks=True)
     return replace(plan, channels=copies)
 
 
@@ -152,15 +163,20 @@ def requested(plan: Plan, name: str) -> dict[str, Any]:
 
 
 def read_only(plan: Plan, host: Host) -> list[str]:
-    """Folders of the channels that SageMaker mounts read-only: FastFile, file systems as "ro"."""
+    """Folders of the read-only channels: the host's, and those that its options name."""
     folders = []
     for name, copy in plan.channels.items():
-        channel = requested(plan, name)
-        file_system = channel.get("DataSource", {}).get("FileSystemDataSource", {})
-        mode = file_system.get("FileSystemAccessMode")
-        if channel.get("InputMode") == "FastFile" or mode == "ro":
+        if is_read_only(plan, name):
             folders += [str(host.base / "input/data" / name), str(copy.resolve())]
     return folders
+
+
+def is_read_only(plan: Plan, name: str) -> bool:
+    """Whether SageMaker mounts the channel read-only: FastFile, or a file system as "ro"."""
+    channel = requested(plan, name)
+    file_system = channel.get("DataSource", {}).get("FileSystemDataSource", {})
+    mode = file_system.get("FileSystemAccessMode")
+    return bool(channel.get("InputMode") == "FastFile" or mode == "ro")
 
 
 def with_local_channels(plan: Plan, values: Mapping[str, str]) -> dict[str, str]:

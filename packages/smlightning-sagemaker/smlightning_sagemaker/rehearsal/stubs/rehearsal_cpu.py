@@ -49,7 +49,9 @@ def use_cpu() -> None:
     data_parallel = torch.nn.parallel.DistributedDataParallel
     data_parallel.__init__ = without_devices(data_parallel.__init__)  # type: ignore[method-assign]
     data_parallel._passing_sync_batchnorm_handle = note  # type: ignore[method-assign]
-    dist.new_group = over_gloo(dist.new_group, 2)
+    new_group = over_gloo(dist.new_group, 2)
+    for module in (dist, dist.distributed_c10d):
+        module.new_group = new_group  # type: ignore[attr-defined]
     dist.barrier = without(dist.barrier, "device_ids")
     sys.meta_path.insert(0, AfterImport())
 
@@ -61,6 +63,8 @@ def note(what: Any, *_: Any) -> None:
 
 def without_gpu(function: Any, name: str, numbers: bool = False) -> Any:
     """The function with the CPU in place of each GPU among its arguments.
+
+    TorchScript still compiles its calls, and pickle still finds it.
 
     Args:
         numbers: whether a first argument that is an integer is a GPU.
@@ -76,10 +80,16 @@ def without_gpu(function: Any, name: str, numbers: bool = False) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
         if numbers and len(args) > 1 and type(args[1]) is int:
             args = (args[0], torch.device("cuda", args[1]), *args[2:])
+        if type(kwargs.get("device")) is int:
+            kwargs["device"] = torch.device("cuda", kwargs["device"])
         return function(
             *map(replaced, args), **{key: replaced(value) for key, value in kwargs.items()}
         )
 
+    if builtin := torch.jit._builtins._find_builtin(function):
+        torch.jit._builtins._register_builtin(call, builtin)
+    if getattr(torch, name, None) is function:
+        call.__module__, call.__qualname__ = "torch", name
     return call
 
 
@@ -112,8 +122,9 @@ def without_devices(init: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(init)
     def call(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
-        for name in ("device_ids", "output_device"):
-            kwargs.pop(name, None)
+        dropped = [*args[:2], kwargs.pop("device_ids", None), kwargs.pop("output_device", None)]
+        if any(value is not None for value in dropped):
+            note("device_ids")
         init(self, module, None, None, *args[2:], **kwargs)
 
     return call
@@ -152,9 +163,10 @@ class AfterImport(importlib.abc.MetaPathFinder):
 
             def load(module: Any) -> None:
                 execute(module)
-                chooser = getattr(module, kind)
+                chooser = getattr(module, kind, None)
                 wrap = accelerated if kind == "PartialState" else connected
-                chooser.__init__ = wrap(chooser.__init__)
+                if chooser:
+                    chooser.__init__ = wrap(chooser.__init__)
 
             spec.loader.exec_module = load  # type: ignore[method-assign]
         return spec
@@ -183,6 +195,8 @@ def connected(init: Callable[..., None]) -> Callable[..., None]:
             note(f'accelerator="{name}"')
             kwargs["accelerator"] = "cpu"
             devices = kwargs.get("devices")
+            if isinstance(devices, str) and "," in devices:
+                devices = [number for number in devices.split(",") if number.strip()]
             if isinstance(devices, list | tuple):
                 kwargs["devices"] = len(devices)
             elif str(devices) in ("auto", "-1", "None"):

@@ -1,4 +1,4 @@
-"""What torch itself shows of a rank: for scripts without Lightning's Trainer.
+"""Watches how a script without Lightning's Trainer uses torch, and notes ranks, data and weights.
 
 A process is a rank once it joins the process group, or takes a step of an optimizer. Its data is
 what DataLoader gives it and, if it has none, what DistributedDataParallel gets.

@@ -1,0 +1,94 @@
+"""Scripts that ask for a GPU run on the CPU, and everything else in them works as before."""
+
+import subprocess
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+import torch.utils._device
+from small_rehearsal import small_plan
+
+from smlightning_sagemaker.rehearsal.hosts import copy_stubs
+
+BEGINNING = """
+import rehearsal_cpu
+rehearsal_cpu.CHOOSERS["colorsys"] = "_Absent"
+rehearsal_cpu.use_cpu()
+import colorsys
+"""
+FACTORIES = """
+import functools, pickle, torch
+
+@torch.jit.script
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.tensor(2.0) + torch.zeros(1)
+
+assert doubled(torch.ones(1)).item() == 2
+zeros = pickle.loads(pickle.dumps(functools.partial(torch.zeros, 3)))
+assert zeros().shape == (3,)
+assert not rehearsal_cpu.noted
+assert torch.zeros(3, device=0).device.type == torch.ones(3).to(device=0).device.type == "cpu"
+assert rehearsal_cpu.noted == ['zeros("cuda")', 'to("cuda")']
+"""
+GROUPS = """
+import torch
+from torch.nn.parallel import DistributedDataParallel
+torch.distributed.init_process_group("gloo", "tcp://127.0.0.1:0", rank=0, world_size=1)
+DistributedDataParallel(torch.nn.Linear(1, 1))
+assert not rehearsal_cpu.noted
+DistributedDataParallel(torch.nn.Linear(1, 1), [0])
+assert rehearsal_cpu.noted == ["device_ids"]
+torch.distributed.distributed_c10d.new_group([0], backend="nccl")
+assert rehearsal_cpu.noted == ["device_ids", 'backend="nccl"']
+torch.distributed.destroy_process_group()
+"""
+LIGHTNING = """
+import pytorch_lightning as pl
+for devices in ("0,1", [0, 1], "2", 2):
+    trainer = pl.Trainer(accelerator="gpu", devices=devices, logger=False)
+    assert trainer.num_devices == 2, devices
+assert pl.Trainer(accelerator="gpu", devices="1,", logger=False).num_devices == 1
+"""
+
+
+@pytest.fixture
+def stubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The stubs' folder, on the path of Python."""
+    copy_stubs(small_plan(1, 1), tmp_path / "stubs")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "stubs"))
+    return tmp_path / "stubs"
+
+
+@pytest.mark.parametrize(
+    "text", [FACTORIES, GROUPS, LIGHTNING], ids=["factories", "groups", "lightning"]
+)
+def test_a_script_runs_on_the_cpu(text: str, stubs: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(BEGINNING + text)  # TorchScript reads the source
+    ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_private_parts_that_the_stubs_use_exist(
+    stubs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If one is missing after an upgrade, read that part of the library again."""
+    owners = {
+        "_device_constructors": torch.utils._device,
+        "_find_builtin": torch.jit._builtins,
+        "_register_builtin": torch.jit._builtins,
+        "_BatchNorm": torch.nn.modules.batchnorm,
+        "_check_input_dim": torch.nn.SyncBatchNorm,
+        "_passing_sync_batchnorm_handle": torch.nn.parallel.DistributedDataParallel,
+        "_get_default_store": torch.distributed.distributed_c10d,
+        "_BaseDataLoaderIter": torch.utils.data.dataloader,
+    }
+    assert not [name for name, owner in owners.items() if not hasattr(owner, name)]
+    monkeypatch.syspath_prepend(stubs)
+    choosers = import_module("rehearsal_cpu").CHOOSERS
+    installed = [name for name in choosers if find_spec(name.partition(".")[0])]
+    assert "pytorch_lightning.trainer.connectors.accelerator_connector" in installed
+    assert not [name for name in installed if not hasattr(import_module(name), choosers[name])]
