@@ -43,7 +43,23 @@ DistributedDataParallel(torch.nn.Linear(1, 1), [0])
 assert rehearsal_cpu.noted == ["device_ids"]
 torch.distributed.distributed_c10d.new_group([0], backend="nccl")
 assert rehearsal_cpu.noted == ["device_ids", 'backend="nccl"']
+torch.distributed.barrier(device_ids=[0])
 torch.distributed.destroy_process_group()
+"""
+SMDDP = """
+import sys
+from smlightning_sagemaker import rehearsal
+sys.path.append(f"{rehearsal.__path__[0]}/stubs")
+import torch.distributed as dist
+from smdistributed.dataparallel.torch import torch_smddp
+dist.init_process_group("smddp", store=dist.HashStore(), rank=0, world_size=1)
+dist.barrier()
+try:
+    dist.barrier(device_ids=[0])
+except RuntimeError as error:
+    assert "SMDDP does not support: barrier" in str(error)
+else:
+    sys.exit("SMDDP accepted device_ids")
 """
 LIGHTNING = """
 import pytorch_lightning as pl
@@ -63,7 +79,9 @@ def stubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    "text", [FACTORIES, GROUPS, LIGHTNING], ids=["factories", "groups", "lightning"]
+    "text",
+    [FACTORIES, GROUPS, SMDDP, LIGHTNING],
+    ids=["factories", "groups", "smddp", "lightning"],
 )
 def test_a_script_runs_on_the_cpu(text: str, stubs: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"

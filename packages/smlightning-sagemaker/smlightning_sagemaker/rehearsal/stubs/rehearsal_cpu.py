@@ -52,7 +52,7 @@ def use_cpu() -> None:
     new_group = over_gloo(dist.new_group, 2)
     for module in (dist, dist.distributed_c10d):
         module.new_group = new_group  # type: ignore[attr-defined]
-    dist.barrier = without(dist.barrier, "device_ids")
+    dist.barrier = without_device_ids(dist.barrier)
     sys.meta_path.insert(0, AfterImport())
 
 
@@ -106,13 +106,14 @@ def batch_norm(module: Any, batch: torch.Tensor) -> torch.Tensor:
     return _BatchNorm.forward(module, batch)
 
 
-def without(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """The function without an argument that only GPUs have."""
+def without_device_ids(barrier: Callable[..., Any]) -> Callable[..., Any]:
+    """``barrier`` without ``device_ids``, which gloo rejects; SMDDP's stub rejects it itself."""
 
-    @functools.wraps(function)
+    @functools.wraps(barrier)
     def call(*args: Any, **kwargs: Any) -> Any:
-        kwargs.pop(name, None)
-        return function(*args, **kwargs)
+        if "smddp" not in dist.get_backend():
+            kwargs.pop("device_ids", None)
+        return barrier(*args, **kwargs)
 
     return call
 
