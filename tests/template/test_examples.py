@@ -144,10 +144,12 @@ def test_a_request_is_a_text_or_a_list_of_texts(example: Project) -> None:
 
 
 def test_five_kills_change_no_bit_and_the_saved_model_is_fine_tuned(
-    example: Project, tmp_path: Path
+    example: Project, name: str, tmp_path: Path
 ) -> None:
     """On two ranks."""
     first = assert_five_kills_change_no_bit(example, tmp_path)
+    if name == "table":  # has no option for a model to begin with
+        return
     path = os.pathsep.join((".", "src", "tests"))
     printed = example.run("python", "-c", TUNE, str(tmp_path), PYTHONPATH=path).stdout
     assert float(printed.splitlines()[-1]) < first  # with the initial weights it would be equal
