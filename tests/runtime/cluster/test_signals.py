@@ -61,7 +61,7 @@ def test_a_second_signal_ends_at_once() -> None:
     run.send_signal(signal.SIGINT)
     time.sleep(0.1)
     run.send_signal(signal.SIGINT)  # the same: a terminal and torchrun's agent pass Ctrl-C on
-    time.sleep(watch.SAME + 1)  # counted from when a busy machine notices the first one
+    time.sleep(watch.SAME + 3)  # counted from when a busy machine notices the first one
     assert run.poll() is None
     run.send_signal(signal.SIGTERM)
     assert run.wait(10) == 143
