@@ -223,16 +223,6 @@ def test_each_message_of_troubleshooting_is_one_of_the_code() -> None:
     assert lacking == []
 
 
-@pytest.mark.parametrize(
-    "word",
-    ["out of memory", "OOM", "NaN", "diverged", "overfit", "regression", "class weights",
-     "two heads", "normalization", "vocabulary", "imbalanced", "float64"],
-)  # fmt: skip
-def test_what_people_search_for_is_on_a_page_of_a_project(word: str) -> None:
-    texts = [path.read_text(encoding="utf-8") for path in SOURCE.glob("docs/*.md")]
-    assert any(re.search(rf"\b{word}", " ".join(text.split())) for text in texts)
-
-
 def test_the_pages_command_fetches_the_templates_train_py(tmp_path: Path) -> None:
     need("git")
     template = copy_template(tmp_path / "template")

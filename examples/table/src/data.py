@@ -1,6 +1,5 @@
 """A table's rows: read as text by `datasets`, encoded with the statistics of the training rows."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -85,7 +84,7 @@ class Data(pl.LightningDataModule):
         if not self.splits:
             stored, facts = prepared.load(self.path)
             self.fingerprint = facts["fingerprint"]
-            self.columns = Columns(**json.loads(json.dumps(facts["columns"])))
+            self.columns = Columns(**facts["columns"])
             for split, part in stored.items():
                 rows: Rows = texts(part)
                 tensors = [*self.columns.encode(rows), self.columns.targets(rows)]

@@ -402,7 +402,7 @@ class OneBatch(Numbers):
 
 
 class OwnOrder(Numbers):
-    """An order of its own, which torch's DataLoader does not shuffle either."""
+    """A sampler of the owner's: no warning, although the rows are not shuffled."""
 
     def train_dataloader(self) -> DataLoader:
         batches = [list(range(SIZE * batch, SIZE * (batch + 1))) for batch in range(BATCHES)]

@@ -104,6 +104,8 @@ def other_paths(job: Job, request: dict[str, Any], project: Project) -> Iterator
             problem = f"{found[:80]} is a path of this machine, which the job cannot read"
             yield level(f"environment.{name}", problem, "put the file into src/ or a channel")
     for name, text in sent.files(project).items():
+        if not paths.OF_PERSON.search(text):
+            continue
         for match in paths.OF_PERSON.finditer(sent.without_docstrings(name, text)):
             before = text[: match.start()].rpartition("\n")[2]
             if not before.lstrip().startswith("#"):

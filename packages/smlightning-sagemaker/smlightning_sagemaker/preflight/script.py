@@ -16,7 +16,6 @@ JOINS = re.compile(
     r"init_process_group|init_device_mesh|torch\.distributed|\bi?dist\b|Trainer|Fabric|LightningCLI"
     r"|Accelerator|deepspeed|ignite|horovod|hvd"
 )
-
 OTHER_PARSER = re.compile("jsonargparse|LightningCLI")  # which reads "false" as False
 
 
@@ -26,9 +25,9 @@ def booleans(job: Job, request: dict[str, Any], project: Project) -> Iterator[Fi
     https://docs.python.org/3/library/argparse.html#type
     """
     for name, text in sent.files(project).items():
-        if not name.endswith(".py") or OTHER_PARSER.search(text):
+        if not name.endswith(".py") or "bool" not in text or OTHER_PARSER.search(text):
             continue
-        for node in nodes(text):
+        for node in sent.python_nodes(text):
             if isinstance(node, ast.Call) and is_boolean_argument(node):
                 problem = f"line {node.lineno}: type=bool makes True of every text, of false too"
                 hint = "use type=lambda text: text.lower() in ('true', '1')"
@@ -45,8 +44,10 @@ def is_boolean_argument(call: ast.Call) -> bool:
 
 def ranks(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
     """A loop of the owner's joins the ranks that a launcher starts; else each trains on its own."""
+    if launchers.launcher(job) == "none":
+        return
     code = code_of_training(project)
-    if launchers.launcher(job) != "none" and ".backward(" in code and not JOINS.search(code):
+    if ".backward(" in code and not JOINS.search(code):
         problem = "it joins no process group, so each rank would train a model of its own"
         yield warning("src/train.py", problem, 'use a Trainer, or set distribution = "none"')
 
@@ -69,17 +70,9 @@ def code_of_training(project: Project) -> str:
 def imported(text: str) -> set[str]:
     """The top-level names of the modules that a text imports, in functions too."""
     found: set[str] = set()
-    for node in nodes(text):
+    for node in sent.python_nodes(text):
         if isinstance(node, ast.Import):
             found |= {each.name.partition(".")[0] for each in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             found.add(node.module.partition(".")[0])
     return found
-
-
-def nodes(text: str) -> list[ast.AST]:
-    """All parts of a text of Python; none if it is not Python, which imports.py reports."""
-    try:
-        return [*ast.walk(ast.parse(text))]
-    except (ValueError, SyntaxError, RecursionError):
-        return []

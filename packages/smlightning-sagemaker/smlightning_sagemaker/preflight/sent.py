@@ -38,16 +38,20 @@ def _text(path: Path, _changed: int) -> str:
 
 def without_docstrings(name: str, text: str) -> str:
     """The text of a file; in one of Python, lines of docstrings are empty."""
-    try:
-        nodes = [*ast.walk(ast.parse(text))] if name.endswith(".py") else []
-    except (ValueError, SyntaxError, RecursionError):  # imports.py reports it
-        nodes = []
     lines = text.splitlines(keepends=True)
-    for node in nodes:
+    for node in python_nodes(text) if name.endswith(".py") else ():
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             for number in range(node.lineno - 1, node.end_lineno or node.lineno):
                 lines[number] = "\n"
     return "".join(lines)
+
+
+def python_nodes(text: str) -> list[ast.AST]:
+    """All parts of a text of Python; none if it is not Python, which imports.py reports."""
+    try:
+        return [*ast.walk(ast.parse(text))]
+    except (ValueError, SyntaxError, RecursionError):
+        return []
 
 
 def values(job: Job, request: dict[str, Any]) -> dict[str, str]:

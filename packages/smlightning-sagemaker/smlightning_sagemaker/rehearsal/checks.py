@@ -561,7 +561,7 @@ OF_A_JOB: dict[str, Judge] = {
     "smddp-contract": smddp_contract,
     "model-predicts": model_predicts,
 }
-# What torch does not show: where Lightning is, what it logged, when it prepared data.
+# Only Lightning shows its position, its metrics and when it prepares data.
 OF_LIGHTNING = ("prepare-data-once-per-node", "metrics-identical", "resumes-from-checkpoint")
 AFTER_A_FAULT: dict[str, Judge] = {
     "hosts-succeeded": hosts_failed,

@@ -36,8 +36,8 @@ def use_cpu() -> None:
     for function in _device_constructors():
         if getattr(torch, function.__name__, None) is function:
             setattr(torch, function.__name__, without_gpu(function, function.__name__))
-    torch.Tensor.to = without_gpu(torch.Tensor.to, "to", numbers=True)  # type: ignore[method-assign]
-    torch.nn.Module.to = without_gpu(torch.nn.Module.to, "to", numbers=True)
+    for kind in (torch.Tensor, torch.nn.Module):
+        kind.to = without_gpu(kind.to, "to", numbers=True)  # type: ignore[attr-defined]
     torch.load = without_gpu(torch.load, "load")
     torch.set_default_device = without_gpu(torch.set_default_device, "set_default_device")
     for kind in (torch.Tensor, torch.nn.Module):
@@ -174,7 +174,7 @@ class AfterImport(importlib.abc.MetaPathFinder):
 
 
 def accelerated(init: Callable[..., None]) -> Callable[..., None]:
-    """Accelerate's ``PartialState.__init__``: without GPU and ``cpu``, each rank trains alone."""
+    """``PartialState.__init__`` with ``cpu=True``, without which Accelerate makes no group here."""
 
     @functools.wraps(init)
     def call(self: Any, cpu: bool = False, **kwargs: Any) -> None:
