@@ -65,6 +65,7 @@ KNOW = {
     "lightly": (
         "Its memory bank is not in `state_dict`, so checkpoints of a plain Trainer lack it; those"
         " of a project have it."
+        " With FSDP its `update_momentum` raises: it adds ordinary and sharded weights."
     ),
     "pytorch_forecasting": (
         "The loss and metrics among its hyperparameters are objects: checkpoints leave them out. "

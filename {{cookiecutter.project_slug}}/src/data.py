@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import numpy as np
 import pyarrow as pa
 import pytorch_lightning as pl
 import torch
@@ -80,8 +79,8 @@ class Data(pl.LightningDataModule):
             label=datasets.ClassLabel(names=names),
         )
 
-        def encode(rows: pa.Table, numbers: list[int], chosen: np.ndarray) -> pa.Table:
-            rows = rows.filter(chosen[numbers])
+        def encode(rows: pa.Table, numbers: list[int], part: splits.Part) -> pa.Table:
+            rows = rows.filter(part.has(numbers))
             texts, labels = (rows[name].combine_chunks() for name in ("text", "label"))
             ids, lengths = tokens.encode(texts, self.options.max_length)
             codes = splits.codes(labels, names)
@@ -95,14 +94,14 @@ class Data(pl.LightningDataModule):
                 batched=True,
                 batch_size=BATCH,
                 writer_batch_size=BATCH,
-                fn_kwargs={"chosen": part.chosen},
+                fn_kwargs={"part": part},
                 remove_columns=["text"],
                 features=features,
                 cache_file_name=str(folder / f"{split}.arrow"),
                 new_fingerprint=split,  # `datasets` would hash this object
             )
         prepared.seal(folder, {"pad_id": tokens.pad_id})
-        sizes = ", ".join(f"{split} {part.chosen.sum():,}" for split, part in parts.items())
+        sizes = ", ".join(f"{split} {part.size():,}" for split, part in parts.items())
         print(f"prepare_data: {sizes}; {len(names):,} labels; in {self.path}", flush=True)
 
     def _read(self, cache: Path) -> list[sources.Table]:

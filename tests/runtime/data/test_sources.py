@@ -5,6 +5,8 @@ import csv
 import gzip
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,28 @@ def write_csv(path: str, rows: list[tuple], separator: str = ",", encoding: str 
 
 def write_json(path: str, *rows: object) -> str:
     return write(path, "\n".join(json.dumps(row) for row in rows))
+
+
+MOST_MEMORY = """
+import tracemalloc
+from pathlib import Path
+from smlightning.data import sources
+columns = [sources.Column(name, usual=(name,)) for name in ("body", "kind")]
+tracemalloc.start()
+tables = sources.read(sources.find("rows.parquet"), columns, Path("cache"))
+assert len(tables[0].rows) == 200_000
+print(tracemalloc.get_traced_memory()[1])
+"""
+
+
+def test_the_groups_of_a_parquet_file_are_in_memory_one_by_one() -> None:
+    """Of 60 MB: pyarrow's own setting keeps what it has read until the file ends."""
+    table = pa.table({"body": ["x" * 290] * 200_000, "kind": ["a", "b"] * 100_000})
+    pq.write_table(
+        table, "rows.parquet", row_group_size=2000, use_dictionary=False, compression="none"
+    )
+    run = subprocess.run([sys.executable, "-c", MOST_MEMORY], stdout=subprocess.PIPE, check=True)
+    assert table.nbytes > 58e6 and int(run.stdout) < 12e6
 
 
 @pytest.mark.parametrize("form", ["csv", "tsv", "jsonl", "json", "parquet", "arrow", "ipc"])

@@ -32,7 +32,7 @@ def labels_of(tables: list[Table], seed: int = 0) -> dict[str, list[str]]:
     found = {}
     for split, part in splits.complete(tables, seed).items():
         codes = splits.codes(pa.array(part.rows["label"]), names).to_numpy()
-        found[split] = [names[code] for code in codes[part.chosen]]
+        found[split] = [names[code] for code in codes[part.has(slice(None))]]
     return found
 
 

@@ -27,6 +27,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyarrow.dataset import ParquetFragmentScanOptions
 
 from smlightning import hub
 from smlightning.data import folder
@@ -40,6 +41,7 @@ NO_ROWS = "corresponds to no data|No columns to parse|StopIteration|BatchSize .*
 JOINED = 10  # lines of a text that look like rows of a csv
 EQUAL = 10  # rows that are not equal in two files by accident
 HEAD = 10_000  # records of a json file whose keys are its columns
+STORED = 10_000  # rows that `datasets` stores at a time, at most
 TEXT = datasets.Value("string")
 SPLIT = "split of the row"  # a column of the rows until they are divided
 FLAG = "is_"  # in front of the name of a split, the name of a column: true, false, 1, 0
@@ -446,7 +448,10 @@ def _parsed(text: str, place: str) -> Any:
 
 def _read_parquet(plain: Path, file: Path, choose: Choose, cache: Path) -> datasets.Dataset:
     chosen = choose(pq.read_schema(plain).names)
-    return _chosen(_load("parquet", plain, cache, columns=[*chosen]), lambda _: chosen)
+    # Otherwise all columns of the file stay in memory until it is read (pyarrow 25.0).
+    scan = ParquetFragmentScanOptions(pre_buffer=False)
+    rows = _load("parquet", plain, cache, columns=[*chosen], fragment_scan_options=scan)
+    return _chosen(rows, lambda _: chosen)
 
 
 def _read_arrow(plain: Path, file: Path, choose: Choose, cache: Path) -> datasets.Dataset:
@@ -457,12 +462,20 @@ READERS = {"csv": _read_csv, "json": _read_json, "parquet": _read_parquet, "arro
 
 
 def _load(kind: str, file: Path, cache: Path, **options: Any) -> datasets.Dataset:
-    """The rows of a file. `datasets` takes a name for a pattern, and ``::`` for a chain of them."""
+    """The rows of a file. `datasets` takes a name for a pattern, and ``::`` for a chain of them.
+
+    Stored in stretches of at most STORED rows: what is known of each stays in memory, some 2 kB.
+    """
     if "::" in str(file):
         raise UserError(f"{file}: `datasets` cannot read a path with '::'", "rename it")
     datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False  # a connection for each file, of up to 5 s
     return datasets.load_dataset(
-        kind, data_files=glob.escape(str(file)), split="train", cache_dir=str(cache), **options
+        kind,
+        data_files=glob.escape(str(file)),
+        split="train",
+        cache_dir=str(cache),
+        writer_batch_size=STORED,
+        **options,
     )
 
 

@@ -114,10 +114,25 @@ def codes(labels: pa.Array, names: list[str]) -> pa.Array:
 
 
 class Part(NamedTuple):
-    """A split: rows, and for each of them whether it is of this split, (N,) bool."""
+    """A split: rows, and which of them are of it.
+
+    Attributes:
+        numbers: (N,) int8, of each row's split. Splits of the same rows share them: memory grows by
+            one byte a row.
+        number: of this split.
+    """
 
     rows: datasets.Dataset
-    chosen: np.ndarray
+    numbers: np.ndarray
+    number: int
+
+    def has(self, rows: slice | list[int]) -> np.ndarray:
+        """(M,) bool: which of these M rows are of the split."""
+        chosen: np.ndarray = self.numbers[rows] == self.number
+        return chosen
+
+    def size(self) -> int:
+        return int(np.count_nonzero(self.has(slice(None))))
 
 
 def complete(tables: list[Table], seed: int) -> dict[str, Part]:
@@ -131,15 +146,19 @@ def complete(tables: list[Table], seed: int) -> dict[str, Part]:
         given = [table.rows for table in tables if table.split == split]
         if given:
             rows = datasets.concatenate_datasets(given)
-            parts[split] = Part(rows, np.ones(len(rows), bool))
+            parts[split] = Part(rows, np.zeros(len(rows), np.int8), 0)
     rows = parts["train"].rows
     names = distinct(table for table in tables if table.split == "train")
     missing = [split for split in SPLITS if split not in parts]
-    numbers = [*held_out(_chunks(rows, names), len(rows), len(missing), seed)]
+    numbers = np.empty(len(rows), np.int8)
+    at = 0
+    for chunk in held_out(_chunks(rows, names), len(rows), len(missing), seed):
+        numbers[at : at + len(chunk)] = chunk
+        at += len(chunk)
     for number, split in enumerate(["train", *missing]):
-        parts[split] = Part(rows, np.concatenate(numbers) == number)
+        parts[split] = Part(rows, numbers, number)
     for split in SPLITS:
-        if not parts[split].chosen.any():
+        if not parts[split].size():
             problem = (
                 f"No row is left for the {split} split: one row of each label stays in "
                 f"training, and {len(rows)} rows have {len(names)} labels"

@@ -33,10 +33,11 @@ class Model(Network):
 
     def on_train_end(self) -> None:
         super().on_train_end()
+        digest = hashlib.sha256()
+        for tensor in self.state_dict().values():
+            whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+            digest.update(whole.cpu().contiguous().numpy().tobytes())
         if self.trainer.global_rank == 0:
-            digest = hashlib.sha256()
-            for tensor in self.state_dict().values():
-                digest.update(tensor.cpu().contiguous().numpy().tobytes())
             print("last weights", self.trainer.global_step, digest.hexdigest(), flush=True)
 
     def save(self, directory: Path) -> None:
