@@ -368,6 +368,46 @@ class Evaluated(Rows):
         return DataLoader(range(8), SIZE)  # type: ignore[arg-type]
 
 
+class WithoutLength(Sampler):
+    def __iter__(self) -> Any:
+        return iter(range(8))
+
+
+class OddlyEvaluated(Rows):
+    """Two ranks get equally many rows of 9 and of 8; of 3001, one more is not seen."""
+
+    def val_dataloader(self) -> list[DataLoader]:
+        rows: list[Any] = [range(rows) for rows in (9, 8, 3001)]
+        loaders = [DataLoader(each, 500) for each in rows]
+        return [*loaders, DataLoader(rows[1], 2, sampler=WithoutLength())]
+
+
+class Evaluating(Seen):
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
+        pass
+
+
+class ReadInSetup(Evaluated):
+    """Its rows are read before training, as for their mean."""
+
+    def setup(self, stage: str | None = None) -> None:
+        super().setup(stage)
+        read(self)
+
+
+def read(data: pl.LightningDataModule) -> None:
+    for loader in (data.train_dataloader(), data.val_dataloader()):
+        print("batches:", sum(1 for _ in loader), flush=True)
+
+
+class Reading(Seen):
+    def setup(self, stage: str) -> None:
+        read(self.trainer.datamodule)  # type: ignore[attr-defined]
+
+    def on_fit_start(self) -> None:
+        read(self.trainer.datamodule)  # type: ignore[attr-defined]
+
+
 class Drifting(Seen):
     """Changes a weight by what only its own rank has seen."""
 

@@ -36,7 +36,7 @@ LAYERS = (
     {"run", "entry"},
 )
 TOOL_LAYERS = (
-    {"project", "findings"},
+    {"project", "findings", "installed"},
     {"job"},
     {"follow"},
     {"preflight", "rehearsal"},  # neither uses the other's parts

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, load_model
 from torch import nn
+from transformers import AutoTokenizer, PreTrainedTokenizer
 
 from small_training import Fit, Line, directory, newest_state, same, saved_weights
 from smlightning import copies, pretrained, saving
@@ -234,9 +235,26 @@ class Unreadable(Own):
         torch.save(torch.compile(self.net, backend="eager").state_dict(), directory / "net.pt")
 
 
+class Untokenized(Own):
+    """Its tokenizer is made in code, and has no method that would write its vocabulary."""
+
+    def save(self, directory: Path) -> None:
+        super().save(directory)
+        Letters().save_pretrained(directory)
+
+
+class Letters(PreTrainedTokenizer):
+    vocab_size = 3
+
+    def get_vocab(self) -> dict[str, int]:
+        return {"a": 0, "b": 1, "c": 2}
+
+
 def load(directory: Path) -> tuple[nn.Module]:
     """What a model's file has for predict.py."""
     net = Line().net
+    if (directory / "tokenizer_config.json").exists():
+        AutoTokenizer.from_pretrained(directory)
     if (directory / "net.pt").exists():
         net.load_state_dict(torch.load(directory / "net.pt", weights_only=True))
     elif (directory / "model.safetensors").exists():
@@ -256,6 +274,7 @@ def load(directory: Path) -> tuple[nn.Module]:
         (Meta, "Meta.save fails, .*: safetensors cannot hold 3.weight .*meta device"),
         (Expanded, r"Expanded.save fails, .*Error\(s\) in loading state_dict"),
         (Missing, "Missing.save fails, .*no_such_package"),
+        (Untokenized, "load of what Untokenized.save wrote fails, .*backend tokenizer"),
         (Unreadable, "load of what Unreadable.save wrote fails, .*load_state_dict|loading state"),
     ],
 )

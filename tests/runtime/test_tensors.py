@@ -65,6 +65,13 @@ def graphs() -> Any:
     )
 
 
+def detection() -> tuple[list[torch.Tensor], list[dict[str, torch.Tensor]]]:
+    """Two images of three channels; one has four boxes, and one has none."""
+    images = [torch.zeros(3, 8, 8), torch.ones(3, 8, 6)]
+    targets = [{"boxes": torch.rand(n, 4), "labels": torch.ones(n).long()} for n in (4, 0)]
+    return images, targets
+
+
 BATCHES = {
     "a tensor": (IMAGES, 3),
     "a tuple": ((IMAGES, LABELS), 3),
@@ -78,6 +85,12 @@ BATCHES = {
     "weights of classes come last": ([IMAGES, torch.ones(5)], 3),
     "a number without dimensions": ([torch.tensor(0.5), IMAGES], 3),
     "boxes of each sample": ({"pixel_values": IMAGES, "labels": BOXES}, 3),
+    "images and their targets, as for torchvision's detectors": (detection(), 2),
+    "the same in a dict": (dict(zip(["image", "target"], detection(), strict=True)), 2),
+    "views in a list of dicts": ({"views": [{"x": IMAGES}, {"x": IMAGES}]}, 3),
+    "pairs of dicts": ({"pair": ({"x": IMAGES}, {"x": IMAGES})}, 3),
+    "dicts of several loaders": ({"a": [{"x": IMAGES}] * 2, "b": [{"x": LABELS}] * 2}, 3),
+    "views": ([[IMAGES, IMAGES], [LABELS, LABELS]], 3),
     "graphs": (graphs(), 2),
     "a sparse tensor": ([IMAGES.to_sparse()], 3),
     "a dataclass": (Plain(IMAGES, LABELS), 3),
@@ -104,6 +117,14 @@ def test_each_sample_has_its_item_of_the_tensors(name: str) -> None:
     assert len(found) == 3
     assert all(torch.equal(sample[0], IMAGES[row]) for row, sample in enumerate(found))
     assert len({digest(sample) for sample in found}) == 3
+
+
+def test_an_image_is_a_sample_with_its_target() -> None:
+    images, targets = batch = detection()
+    found = samples(batch)
+    assert [sample[0] for sample in found] == images
+    assert [sample[1] for sample in found] == targets
+    assert digest(found[0]) != digest(found[1])
 
 
 def test_each_graph_is_a_sample() -> None:
@@ -153,6 +174,35 @@ def test_batches_of_other_contents_have_other_digests() -> None:
     pairs = zip(changed(image), changed(image), changed(3 * image), strict=True)
     for one, equal, other in pairs:
         assert digest(one) == digest(equal) != digest(other), one
+
+
+def test_the_order_of_keys_does_not_change_a_digest() -> None:
+    """Keys that a library takes from a set have another order in each process."""
+    one = {"a": torch.ones(2), "b": [{"c": 1, "d": 2}]}
+    other = {"b": [{"d": 2, "c": 1}], "a": torch.ones(2)}
+    assert digest(one) == digest(other) != digest({"b": torch.ones(2), "a": [{"c": 1, "d": 2}]})
+
+
+class RowsOfKeys(UserDict[str, Any]):
+    """Iterates over its rows, not its keys, as TensorDict does."""
+
+    def __iter__(self) -> Any:
+        return iter([{"a": 1}])
+
+    def keys(self) -> Any:
+        return self.data.keys()
+
+    def items(self) -> Any:
+        return self.data.items()
+
+    def values(self) -> Any:
+        return self.data.values()
+
+
+def test_a_mapping_that_iterates_over_rows_has_a_digest() -> None:
+    one, other = RowsOfKeys(), RowsOfKeys()
+    one.data, other.data = {"a": torch.ones(2), "b": 1}, {"b": 1, "a": torch.ones(2)}
+    assert digest(one) == digest(other) != digest({"a": torch.ones(2), "b": 2})
 
 
 def test_only_the_highest_tensors_are_visited() -> None:

@@ -59,7 +59,8 @@ def trainer() -> pl.Trainer:
 
 
 RUNTIME = Path(smlightning.__file__).parent
-DOCUMENTED = {"_exit", "_current_frames", "_fields", "_replace"}  # Python's, in spite of their form
+# Python's, in spite of their form.
+DOCUMENTED = {"_exit", "_getframe", "_current_frames", "_fields", "_replace"}
 OF_DATA = {"_column", "_delta_log", "_task_hash"}  # an option's end, a folder, a key of records
 
 
@@ -69,6 +70,8 @@ def owners(trainer: pl.Trainer) -> dict[str, Any]:
     epoch_loop: Any = fit_loop.epoch_loop
     layer, metric, ddp = torch.nn.Linear(1, 1), torchmetrics.SumMetric(), DDPStrategy()
     fused = torch.optim.AdamW(layer.parameters(), fused=True)
+    module = pl.LightningModule()
+    module.save_hyperparameters({"width": 1})
     return {
         # The Trainer and its loops: training/loop.py, cluster/signals.py, errors.py
         "_callback_metrics": logged,
@@ -86,6 +89,8 @@ def owners(trainer: pl.Trainer) -> dict[str, Any]:
         "_restarting": fit_loop,
         "_module_mode": epoch_loop.val_loop,
         "_interrupt": call,
+        "_call_lightning_datamodule_hook": call,
+        "_hparams_initial": module,
         "_prepare_dataloader": data_connector._DataConnector,
         # The sums of self.log: training/loop.py
         "_Metadata": result,

@@ -32,6 +32,8 @@ CUDA_OUT_OF_MEMORY = (
     r"CUDA error: out of memory|CU[A-Z]+_STATUS_ALLOC_FAILED|Cuda failure.*'out of memory'"
 )
 
+LONG = 300  # characters of a cause
+
 # Parts of torch's messages about mistakes in data and model, and the hint for each.
 EXPLAINED = (
     (
@@ -92,7 +94,8 @@ EXPLAINED = (
     ),
     (
         r"element 0 of tensors does not require grad",
-        "compute the loss from trained weights, without detach(), item() or no_grad() on the way",
+        "compute the loss from trained weights, without detach(), item() or no_grad() on the way; "
+        "if a test step needs gradients, pass inference_mode=False to the Trainer of src/train.py",
     ),
 )
 
@@ -190,7 +193,8 @@ def as_user_error(error: BaseException) -> UserError | None:
 
 def _is_of_logger(kind: type) -> bool:
     """Whether it is a class of Lightning's loggers, of this package's, or TensorBoard's writer."""
-    modules = ("pytorch_lightning.loggers.", "smlightning.reports.", "torch.utils.tensorboard.")
+    lightning = ("pytorch_lightning.loggers.", "lightning.pytorch.loggers.")
+    modules = (*lightning, "smlightning.reports.", "torch.utils.tensorboard.")
     return kind.__module__.startswith(modules)
 
 
@@ -292,7 +296,7 @@ def root_cause(error: BaseException) -> str:
     first, *more = text.splitlines()
     if first.endswith(":"):  # a list follows
         first = " ".join([first, *map(str.strip, more)])
-    return first[:200]
+    return first if len(first) <= LONG else f"{first[:LONG]}…"
 
 
 def nccl_reason(error: BaseException) -> str:

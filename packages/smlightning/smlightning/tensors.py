@@ -7,6 +7,7 @@ import copy
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from operator import itemgetter
 from types import MemberDescriptorType, ModuleType
 from typing import Any
 
@@ -89,6 +90,15 @@ def _parts(item: Any) -> Iterable[Any]:
     return attributes(item)
 
 
+def _sorted_parts(item: Any) -> Iterable[Any]:
+    """As `_parts`; a mapping's in the order of its keys, which differs between processes."""
+    if isinstance(item, Mapping):
+        pairs = [*item.items()]  # TensorDict itself iterates over its rows
+        if all(isinstance(key, str) for key, _ in pairs):
+            return [value for _, value in sorted(pairs, key=itemgetter(0))]
+    return _parts(item)
+
+
 def attributes(item: Any) -> list[Any]:
     """The values of an object's attributes, those of ``__slots__`` first."""
     slots = [
@@ -121,11 +131,14 @@ def samples_of(batch: Any) -> int:
     It is the most frequent length of the highest tensors in the batch, and of several such lengths
     the first. Lower tensors may belong to one sample, as its boxes in object detection do; a tensor
     of another length may belong to the whole batch, as weights of classes do. A batch of graphs
-    (torch_geometric) has tensors of nodes and edges, and knows how many graphs these are.
+    (torch_geometric) has tensors of nodes and edges, and knows how many graphs these are. Lists of
+    images and of their targets (torchvision's detection) have an entry for each sample.
     """
     graphs = getattr(batch, "num_graphs", None)
     if isinstance(graphs, int):
         return graphs
+    if entries := _entries(batch):
+        return len(entries)
     level, seen = [batch], {id(batch): batch}
     while level:
         tensors = [item for item in level if isinstance(item, torch.Tensor) and item.dim()]
@@ -137,6 +150,25 @@ def samples_of(batch: Any) -> int:
     return 0
 
 
+def _entries(batch: Any) -> list[Any]:
+    """The samples of a batch of equally long lists: one of tensors, one of mappings.
+
+    Empty for any other batch: in lists of only one kind, each item may be a view of all samples.
+    """
+    parts = list(_parts(batch)) if isinstance(batch, Mapping | list | tuple) else []
+    if not parts or not all(isinstance(part, list | tuple) for part in parts):
+        return []
+    kinds = (Mapping, torch.Tensor)
+    if len({*map(len, parts)}) != 1 or not all(_has_list(parts, kind) for kind in kinds):
+        return []
+    return list(zip(*parts, strict=True))
+
+
+def _has_list(parts: Sequence[Any], kind: type) -> bool:
+    """Whether one of these lists has items of only this class, and at least one."""
+    return any(part and all(isinstance(item, kind) for item in part) for part in parts)
+
+
 def samples(batch: Any) -> list[Any]:
     """The content of each sample: its item of every tensor that has one for each sample.
 
@@ -144,6 +176,8 @@ def samples(batch: Any) -> list[Any]:
     """
     if callable(getattr(batch, "to_data_list", None)):  # torch_geometric's
         return list(batch.to_data_list())
+    if entries := _entries(batch):
+        return entries
     count = samples_of(batch)
     tensors = [item for item in leaves(batch) if isinstance(item, torch.Tensor) and item.dim()]
     tensors = [item for item in tensors if item.layout == torch.strided and not item.is_nested]
@@ -152,12 +186,14 @@ def samples(batch: Any) -> list[Any]:
 
 
 def digest(batch: Any) -> int:
-    """A hash of 48 bits of the content of a batch or a part of it.
+    """A hash of 48 bits of the content of a batch or a part of it, in any order of its keys.
 
     Shards are gathered, on all ranks at once.
     """
     content = hashlib.blake2b(digest_size=6)
-    for item in leaves(batch):
+    for item in objects(batch, _sorted_parts):
+        if not isinstance(item, LEAVES):
+            continue
         if not isinstance(item, torch.Tensor):
             content.update(repr(item).encode())
             continue

@@ -118,16 +118,19 @@ def run(
         build_on_meta()
     recorder = Recorder()
     record_memory(recorder.seen)
-    trainer, before_batch = pl.Trainer, Checkpoints.before_batch
+    trainer, before_batch, take = pl.Trainer, Checkpoints.before_batch, Checkpoints._take
 
     class RecordedTrainer(trainer):  # type: ignore[misc,valid-type]
         def __init__(self, *args: Any, callbacks: Any = None, **more: Any) -> None:
             super().__init__(*args, callbacks=[*(callbacks or []), recorder], **more)
 
-    def crashing(self: Checkpoints, trainer: Any) -> None:
+    def waiting_take(self: Checkpoints, trainer: Any, **how: bool) -> None:
         within_write = kill_at and trainer.global_step >= kill_at  # which will never end
         while self.writer.busy() and not within_write:
-            time.sleep(0.01)  # or this step's checkpoint is left out, as on a slow disk
+            time.sleep(0.01)  # or this checkpoint is left out, as on a slow disk
+        take(self, trainer, **how)
+
+    def crashing(self: Checkpoints, trainer: Any) -> None:
         before_batch(self, trainer)
         if crash_at and trainer.global_step == crash_at:
             self._wait_until_written()  # by every rank: one that left would end rank 0's write
@@ -135,6 +138,7 @@ def run(
 
     pl.Trainer = RecordedTrainer  # type: ignore[misc]
     Checkpoints.before_batch = crashing  # type: ignore[method-assign]
+    Checkpoints._take = waiting_take  # type: ignore[method-assign]
     curves.save_figure = close_unseen
     if not dropout:
         torch.nn.Dropout.forward = lambda self, x: x  # type: ignore[method-assign]

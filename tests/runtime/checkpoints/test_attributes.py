@@ -184,6 +184,17 @@ def test_the_first_checkpoint_prints_what_changed_in_the_data(
     assert lines[0] == "resume: inexact: Counted.transform.0.count cannot be restored"
 
 
+def noting() -> Any:
+    """A function that holds an object in its closure."""
+    latest: Any = Slots()
+
+    def note() -> None:
+        nonlocal latest
+        latest = Step()
+
+    return note
+
+
 class Opaque(Line):
     """Replaces and makes objects in training."""
 
@@ -196,6 +207,7 @@ class Opaque(Line):
         self.lock: Any = None
         self.rows = iter(range(100))
         self.loss_of: Any = torch.nn.functional.mse_loss
+        self.note = noting()
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         self.items.append(Slots())
@@ -203,6 +215,7 @@ class Opaque(Line):
         self.lock = self.lock or threading.Lock()
         self.loss_of = torch.nn.functional.l1_loss
         next(self.rows)
+        self.note()
         return super().training_step(batch, batch_idx)
 
 
@@ -211,7 +224,9 @@ def test_objects_that_training_makes_are_printed_once(
 ) -> None:
     fit(Opaque, Resumable, **OPTIONS)
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "inexact" in line]
-    names = ", ".join(f"Opaque.{name}" for name in ("items", "loss_of", "rows", "strategy"))
+    names = ", ".join(
+        f"Opaque.{name}" for name in ("items", "loss_of", "note.latest", "rows", "strategy")
+    )
     assert line.startswith(f"checkpoint: inexact: after a resume, {names} will start anew; give")
 
 

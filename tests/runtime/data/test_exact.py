@@ -19,7 +19,7 @@ from torch.utils.data import (
 )
 
 from smlightning.data import rng
-from smlightning.data.exact import SETTINGS, Stream, exact_loader, has_rows
+from smlightning.data.exact import SETTINGS, ExactBatches, Part, Stream, exact_loader, has_rows
 
 
 class Drawing(Dataset):
@@ -330,3 +330,21 @@ def test_every_setting_of_a_loader_stays() -> None:
     made = exact_loader(given, 1)
     for name in SETTINGS:
         assert getattr(made.inner, name) == getattr(given, name), name
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("size", [0, 1, 2, 4])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+@pytest.mark.parametrize("items", [1, 7, 8, 15, 31])
+def test_rows_that_make_the_ranks_equal_are_counted(
+    items: int, ranks: int, size: int, drop_last: bool
+) -> None:
+    """As they come from the loaders of all ranks; with size 0 from batches of a row each."""
+    sampler: Any = range(items) if size else [[row] for row in range(items)]
+    given: list[int] = []
+    for rank in range(ranks):
+        part = Part(rank, ranks, size, drop_last)
+        for fetch in ExactBatches(sampler, part, items, seed=1, training=False):
+            given += fetch.index
+    repeated = len(given) - len({*given})
+    assert Part(0, ranks, size, drop_last).repeated(items) == repeated

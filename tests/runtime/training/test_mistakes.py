@@ -155,6 +155,34 @@ def test_layers_that_torch_does_not_see_end_the_run_before_the_first_step(
     assert "step=" not in captured.out
 
 
+class Recorded(Line):
+    """An argument is a list of its layers, of which Lightning keeps a copy."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        outputs = [layer()]
+        self.save_hyperparameters({"outputs": outputs})
+        self.outputs = torch.nn.ModuleList(outputs)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step(batch, batch_idx) + self.outputs[0].weight.sum()
+
+
+class OnlyRecorded(Line):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.save_hyperparameters({"outputs": [layer()]})
+
+
+@pytest.mark.filterwarnings("ignore:.*nn.Module")
+def test_layers_among_the_arguments_are_hidden_if_the_model_has_them_nowhere_else(
+    main: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(Recorded) == 0
+    assert main(OnlyRecorded) == 1
+    assert "_hparams is a plain AttributeDict of layers" in capsys.readouterr().err
+
+
 class Scorer(torchmetrics.Metric):
     """A metric with a network of its own, as BERTScore."""
 

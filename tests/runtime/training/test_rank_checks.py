@@ -13,7 +13,12 @@ from torch.utils.data import DataLoader, IterableDataset
 from rank_training import (
     MISTAKES,
     ROWS,
+    SIZE,
     Evaluated,
+    Evaluating,
+    OddlyEvaluated,
+    Reading,
+    ReadInSetup,
     Statistics,
     make_mistake,
     ranks,
@@ -94,6 +99,23 @@ def test_ranks_that_start_differently_end_before_training(
     """Free options, here hang_seconds, may differ."""
     for record in ranks(start_differently, tmp_path, 2, what=what):
         assert words in record["problem"] and bool(record["problem"]) is bool(words), record
+
+
+def test_hooks_that_read_a_loader_read_all_rows_on_each_rank(tmp_path: Path) -> None:
+    """Libraries compute means from their training loader; only Lightning's are divided."""
+    parts = {"model": Reading, "data": ReadInSetup}
+    for record in ranks(train_here, tmp_path, 2, kind="shuffled", **parts):
+        counts = [int(count) for count in re.findall(r"batches: (\d+)", record["log"])]
+        assert counts == 3 * [ROWS // SIZE, 8 // SIZE], counts
+
+
+def test_rows_that_an_evaluation_repeats_are_named(tmp_path: Path) -> None:
+    """Once, for those loaders of a list whose length is known, and not for each epoch."""
+    parts = {"model": Evaluating, "data": OddlyEvaluated}
+    first, second = ranks(train_here, tmp_path, 2, kind="shuffled", **parts)
+    line = "2 ranks get equally many rows of an evaluation's 9, so its metrics count 1 too many"
+    assert first["log"].count("equally many") == first["log"].count(line) == 1, first["log"]
+    assert "equally many" not in second["log"]
 
 
 def test_manual_optimization_keeps_the_statistics_of_batchnorm_equal(tmp_path: Path) -> None:

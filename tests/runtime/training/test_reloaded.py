@@ -101,7 +101,65 @@ def test_a_run_with_loaders_that_are_made_anew_resumes_exactly(
         assert same(alone["state_dict"], resumed["state_dict"]), crash
         assert alone.get(data.__qualname__) == resumed.get(data.__qualname__), crash
     out = capsys.readouterr().out
-    assert "another order" not in out and "a hook iterates" not in out
+    assert "another order" not in out and "inexact" not in out
+
+
+POINTS = Augmented()
+
+
+class Lasting(ByEpoch):
+    """The same rows in each epoch, of a data set that lasts."""
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(POINTS, SIZE, shuffle=True)
+
+
+class Subsets(ByEpoch):
+    def train_dataloader(self) -> Any:
+        return DataLoader(Subset(POINTS, range(loader_runs.ROWS)), SIZE, shuffle=True)
+
+
+class Holding(loader_runs.Model):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.points = POINTS
+
+
+class Scaled(pl.Callback):
+    """Changes the data of the loader that is in use: once in the epoch before the last."""
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any, **options: Any) -> None:
+        if trainer.current_epoch == 1:
+            data: Any = trainer.train_dataloader
+            while hasattr(data, "dataset"):
+                data = data.dataset
+            data.scale = 2
+
+
+@pytest.mark.parametrize("every", [0, 1])
+@pytest.mark.parametrize(
+    ("model", "data"),
+    [(loader_runs.Model, Lasting), (loader_runs.Model, Subsets), (Holding, Lasting)],
+)
+def test_a_change_of_data_that_outlasts_its_loader_is_printed(
+    model: type, data: type, every: int, fit: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also if no checkpoint and no validation comes before the next loader."""
+    POINTS.__dict__.clear()
+    reload = {"reload_dataloaders_every_n_epochs": every, "check_val_every_n_epoch": 3}
+    options: Any = {"epochs": 3, "checkpoint_steps": 0, "trainer": reload}
+    fit(model, data, callbacks=(Scaled(),), **options)
+    assert "inexact: after a resume, data set 0" in capsys.readouterr().out
+
+
+def test_a_change_of_data_that_is_made_anew_is_printed(
+    fit: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Within the epoch whose checkpoints lack it."""
+    reload = {"reload_dataloaders_every_n_epochs": 1}
+    options: Any = {"epochs": 3, "checkpoint_steps": 1, "trainer": reload}
+    fit(loader_runs.Model, ByEpoch, callbacks=(Scaled(),), **options)
+    assert "inexact: after a resume, data set 0.dataset will" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("batches", [1, 100])

@@ -23,7 +23,7 @@ from small_training import (
     saved_weights,
 )
 from smlightning.checkpoints import files
-from smlightning.reports import progress
+from smlightning.reports import curves, progress
 
 
 def test_lines_curves_and_every_logger_have_each_value_once(
@@ -160,3 +160,16 @@ def test_training_step_may_skip_a_batch(fit: Fit) -> None:
 
     fit(Skipping)
     assert [row["train/loss"] for row in curve_rows()] == ["2.0"] * 4
+
+
+def test_a_flat_curve_of_memory_lies_within_its_panel(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(curves, "save_figure", lambda figure, path: drawn.append(figure))
+    values = [{"step": step, "host_gib": 1.2 + step / 1000} for step in range(3)]
+    curves.write_curves(values, tmp_path)
+    (panel,) = drawn[0].axes
+    bottom, top = panel.get_ylim()
+    assert bottom == 0 and top > 1.03 * values[-1]["host_gib"]
+    curves.pyplot().close(drawn[0])

@@ -88,6 +88,15 @@ class Streamed(Numbers):
         return StatefulDataLoader(Points(), 6)
 
 
+class Labelled(Streamed):
+    """Its loader has an attribute with the name of a method of `exact.Stream`."""
+
+    def train_dataloader(self) -> Any:
+        loader = super().train_dataloader()
+        loader.state = "open"
+        return loader
+
+
 class Planned(Line):
     """Asks for the number of steps: Lightning fetches a batch before it restores its loops."""
 
@@ -96,12 +105,14 @@ class Planned(Line):
         return torch.optim.SGD(self.parameters(), 0.05)
 
 
-@pytest.mark.parametrize("model", [Line, Planned])
+@pytest.mark.parametrize(
+    ("model", "data"), [(Line, Streamed), (Planned, Streamed), (Line, Labelled)]
+)
 def test_a_killed_run_ends_as_an_uninterrupted_one(
-    model: type, fit: Fit, capsys: pytest.CaptureFixture[str]
+    model: type, data: type, fit: Fit, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The kill is in the second epoch; Lightning's part of the checkpoint has no loader state."""
-    options: Any = {"data": Streamed, "max_steps": 16, "epochs": 9, "checkpoint_steps": 1}
+    options: Any = {"data": data, "max_steps": 16, "epochs": 9, "checkpoint_steps": 1}
     options["model"] = model
     fit(**options, output_dir="alone")
     fit(**options, crash=("before_batch", 12))

@@ -15,6 +15,7 @@ of those of data: its loaders have begun to fetch with other values.
 import copy
 import io
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -113,6 +114,21 @@ class Changes:
                 lost.add(path)
         return changed, lost
 
+    def renew(self, names: set[Path], roots: Iterable[tuple[Path, Any]], mark: Mark) -> None:
+        """Note the values of new objects in some of the roots; others' values stay as noted."""
+        now = Changes()
+        now.search(roots, mark, {})
+
+        def is_new(path: Path) -> bool:
+            first, _ = self.nodes.get(id(now.present.get(path[:-1])), (None, None))
+            return path[:1] in names and first != path[:-1]
+
+        kept = {path: value for path, value in (self.at_start or {}).items() if not is_new(path)}
+        made = {path: value for path, value in (now.at_start or {}).items() if is_new(path)}
+        self.at_start = {**kept, **made}
+        others = {key: item for key, item in self.nodes.items() if item[0][:1] not in names}
+        self.nodes = {**others, **now.nodes}
+
 
 class Attributes:
     """Saves and restores the attributes that a fit has changed; prints which it cannot save."""
@@ -122,15 +138,25 @@ class Attributes:
         self.seeded: list[Any] = []  # generators that the loaders seed for each row
         self.resumed: dict[str, Any] | None = None  # a `state`, until it is restored
         self.printed: set[str] = set()
+        self.loaders: list[Any] = []  # references to those whose values were noted
 
     def begin(self, trainer: pl.Trainer) -> None:
         """Note the values once, after all hooks that start the training; restore resumed ones."""
         if self.own.at_start is None:
+            self.loaders = [*map(weakref.ref, all_loaders(trainer.train_dataloader))]
             self.seeded = generators([part for _, part in _of_loaders(trainer)])
             self._search(trainer)
             self.own.always = _copies_of_weights(trainer, self.own)
             self._restore(trainer)
             self._forget()
+
+    def begin_epoch(self, trainer: pl.Trainer) -> None:
+        """Note the values of loaders that Lightning has made anew, as it does in a resumed run."""
+        loaders = all_loaders(trainer.train_dataloader)
+        if [reference() for reference in self.loaders] != loaders:
+            self.loaders = [*map(weakref.ref, loaders)]
+            names = {path for path, _ in _of_loaders(trainer)}
+            self.of_data.renew(names, *self._data(trainer))
 
     def state(self, trainer: pl.Trainer) -> dict[str, Any]:
         """The values that differ from those at the start, in main memory. Collective.
@@ -174,15 +200,9 @@ class Attributes:
         by_name = loop.module_modes(trainer)
         modes = {id(each): by_name[name] for name, each in model.named_modules() if name in by_name}
         changed, lost = self.own.search(_roots(trainer), _mark_of_own(trainer), modes)
-        apart = {*map(id, self.seeded)}  # and what the model and callbacks hold
-        apart.update(key for key, (_, part) in self.own.nodes.items() if isinstance(part, OF_RUN))
-        apart.update(map(id, every.callbacks))
-        mark = _mark_of_data(apart)
-        held = [item for item in self.own.present.items() if isinstance(item[1], OF_DATA)]
+        of_data, lost_of_data = self.of_data.search(*self._data(trainer), {})
         data = every.datamodule
-        roots = [((type(data).__name__,), data), *_of_loaders(trainer), *held]
-        of_data, lost_of_data = self.of_data.search(roots, mark, {})
-        exactly = _mark_of_data(apart, sys.maxsize)
+        exactly = _mark_of_data(self._not_data(trainer), sys.maxsize)
         of_data = {path: exactly(self.of_data.present.get(path)) for path in of_data}
         saved = (
             _marks_within(data.state_dict(), exactly) if of_data and values.has_state(data) else ()
@@ -190,6 +210,20 @@ class Attributes:
         marks: dict[Path, Any] = dict.fromkeys(lost_of_data)
         marks.update((path, found) for path, found in of_data.items() if found not in saved)
         return changed, lost, marks
+
+    def _data(self, trainer: pl.Trainer) -> tuple[list[tuple[Path, Any]], Mark]:
+        """The roots of the data, and how their parts are compared."""
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        held = [item for item in self.own.present.items() if isinstance(item[1], OF_DATA)]
+        roots = [((type(data).__name__,), data), *_of_loaders(trainer), *held]
+        return roots, _mark_of_data(self._not_data(trainer))
+
+    def _not_data(self, trainer: pl.Trainer) -> set[int]:
+        """Ids of generators that loaders seed, and of what model and callbacks hold."""
+        apart = {*map(id, self.seeded)}
+        apart.update(key for key, (_, part) in self.own.nodes.items() if isinstance(part, OF_RUN))
+        apart.update(map(id, trainer.callbacks))  # type: ignore[attr-defined]
+        return apart
 
     def _forget(self) -> None:
         self.own.present, self.of_data.present = {}, {}
@@ -269,7 +303,7 @@ def _name(path: Path) -> str:
     while type(path[-1]) is tuple:
         path = path[:-1]
     keys = (str(key[-1]) if type(key) is tuple else key for key in path)
-    return ".".join(key for key in keys if key != "cellvalues.contents")
+    return ".".join(key for key in keys if key != "cell_contents")
 
 
 def _is_reference(value: Any) -> bool:

@@ -339,6 +339,7 @@ class Checkpoints(Checkpoint):
     def before_epoch(self, trainer: pl.Trainer) -> None:
         """Always save the end of the epoch before, if another checkpoint is being written, too."""
         self.attributes.begin(trainer)
+        self.attributes.begin_epoch(trainer)
         # A loader that is made anew may have another length.
         self.position = replace(self.position, batches_per_epoch=_global_batches(trainer))
         self._take(trainer, wait_for_last=self.agreement.save)

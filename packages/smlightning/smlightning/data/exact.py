@@ -131,6 +131,12 @@ class Part(NamedTuple):
             return own
         return own // self.size if self.drop_last else -(-own // self.size)
 
+    def repeated(self, items: int) -> int:
+        """Items that all ranks together get too many, of so many."""
+        own = -(-items // self.ranks)
+        is_left_out = self.size and self.drop_last and own % self.size
+        return 0 if is_left_out else -items % self.ranks
+
     def of(self, items: Sequence[Any], first: Sequence[Any]) -> Any:
         """This rank's batch of a round; None if it is left out.
 
@@ -337,13 +343,13 @@ class RowLoader:
     dataset: Any
 
     def __init__(self, shown: Any, inner: DataLoader, divides: bool) -> None:
-        vars(self).update({name: value for name, value in _public(shown) if name != "inner"})
+        vars(self).update(_shown_by(shown, type(self)))
         self.inner, self.divides = inner, divides
 
     @property
     def batches(self) -> Any:
         """The sampler of `Fetch` or `batches.RankBatch`."""
-        return self.inner.batch_sampler or self.inner.sampler
+        return sampler_of(self.inner)
 
     def __len__(self) -> int:
         return len(self.inner)
@@ -431,6 +437,11 @@ def _public(loader: Any) -> list[tuple[str, Any]]:
     """Names and values of an object's attributes, or of a mapping's."""
     values = loader if isinstance(loader, Mapping) else getattr(loader, "__dict__", {})
     return [(name, value) for name, value in values.items() if name[0] != "_"]
+
+
+def _shown_by(loader: Any, kind: type) -> dict[str, Any]:
+    """The loader's public attributes, for an object of a class whose methods stay its own."""
+    return {name: value for name, value in _public(loader) if not hasattr(kind, name)}
 
 
 def has_rows(loader: Any) -> bool:
@@ -547,7 +558,7 @@ class Stream:
         start: Start = Resumable.start,
         resumed: Mapping[str, Any] | None = None,
     ) -> None:
-        vars(self).update(_public(loader))
+        vars(self).update(_shown_by(loader, type(self)))
         self.loader, self.seed, self.rank = loader, seed, rank
         self.start = start
         if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):

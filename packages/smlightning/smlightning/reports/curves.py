@@ -56,6 +56,7 @@ def _draw_panel(
     for row in (rows[0], rows[-1]):
         axis.axvline(row["step"], alpha=0)
     if title in FROM_ZERO:
+        axis.axhline(0, alpha=0)  # before the limit: the margin above a flat curve is of all this
         axis.set_ylim(bottom=0)
 
 

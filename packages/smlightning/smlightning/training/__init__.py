@@ -6,10 +6,10 @@
 - `buckets`: the order of DDP's buckets: ``BucketOrder``.
 - `loop`: the position of Lightning's loop, and its validations: ``ValidationSteps``.
 - `hangs`: ends a job whose ranks hang: ``HangTimeout``, ``slow``.
-- `checks`: mistakes found before training or in its first epoch: ``training_checks``,
+- `checks`: mistakes found before training or while it runs: ``training_checks``,
   ``check_complete``.
 - `rank_checks`: ranks that differ, or train on the same data: ``EqualRanks``, ``DividedData``,
-  ``SharedMetrics``, ``equal_on_ranks``.
+  ``SharedMetrics``.
 - `metrics`: metrics over all ranks: ``WeightedMean``, ``ConfusionMatrix``.
 - `optimizers`: optimizers with their schedule: ``adamw_with_cosine``.
 """

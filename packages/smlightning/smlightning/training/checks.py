@@ -50,7 +50,7 @@ OTHERWISE = "make it a torch.nn.ModuleList or ModuleDict, or its class a torch.n
 
 
 def training_checks(data_divided: bool = True) -> list[pl.Callback]:
-    """Callbacks that find mistakes before training or in its first epoch.
+    """Callbacks that find mistakes before training or while it runs.
 
     Args:
         data_divided: reject ranks that have the same data; False if that is intended.
@@ -125,6 +125,8 @@ def untrained_layers(model: torch.nn.Module, optimized: set[int]) -> Iterator[tu
     known = {id(weights) for weights in model.parameters()} | optimized
     for path, module in model.named_modules():
         for name, value in vars(module).items():
+            if name == "_hparams_initial":
+                continue  # Lightning's copy of the arguments, which save_hyperparameters makes
             if any(id(weights) not in known for weights in _weights_within(value)):
                 yield f"{path}.{name}".lstrip("."), type(value).__name__
 

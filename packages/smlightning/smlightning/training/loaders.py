@@ -2,6 +2,7 @@
 
 import copy
 import io
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,12 +21,14 @@ from smlightning.data.exact import (
     exact_loader,
     has_rows,
     keeps_state,
+    length_of,
     sampler_of,
     start_of,
 )
 from smlightning.errors import UserError
 from smlightning.training import loop
 
+VISIBLE = 1000  # one repeated row of so many may change a metric's third digit
 METHODS = ("setup", "train_dataloader", "val_dataloader", "test_dataloader")
 
 
@@ -58,12 +61,14 @@ class Loaders:
         self.resumed: Mapping[str, Any] | None = None  # the result of `state` in the checkpoint
         self.data_state: Mapping[str, Any] = {}  # the data module's in it
         self.same_ranks = True  # as then
+        self.printed: set[str] = set()  # warnings
         self.begins = 0, 0  # the epoch of the checkpoint, and a rank's batches of it that are done
 
     def resumable(self, data: pl.LightningDataModule) -> pl.LightningDataModule:
         """Let the methods of a data module return the loaders that Lightning iterates.
 
-        Its ``setup`` gets the same random numbers on all ranks, for training and test.
+        Its ``setup`` gets the same random numbers on all ranks, for training and test. Who calls a
+        method that returns loaders, as for statistics of all rows, gets the data module's own.
         """
         for name in METHODS:
             setattr(data, name, DataHook(data, name, getattr(self, f"_{name}")))
@@ -120,7 +125,7 @@ class Loaders:
         if not has_rows(loader):
             return self._stream(trainer, loader, before) if training else loader
         number = len(orders_of(before, 0))
-        return exact_loader(
+        made = exact_loader(
             loader,
             self.seed,
             trainer.global_rank,
@@ -129,6 +134,31 @@ class Loaders:
             made_in(trainer),
             self._expected(number) if training else (0, 0),
         )
+        if not training and trainer.is_global_zero:
+            self._warn_of_repeated(trainer, made)
+        return made
+
+    def _warn_of_repeated(self, trainer: Any, loader: RowLoader) -> None:
+        """Print once that metrics count repeated rows, if that can be seen in three digits.
+
+        The last batches repeat rows: an evaluation with a limit may end before them.
+        """
+        limits = trainer.limit_val_batches, trainer.limit_test_batches
+        is_limited = any(isinstance(limit, int) or limit < 1 for limit in limits)
+        batches = loader.batches
+        items = length_of(batches.inner) if isinstance(batches, ExactBatches) else 0
+        if is_limited or not items or not loader.divides:
+            return
+        part = batches.part
+        more = part.repeated(items)
+        line = (
+            f"warning: {part.ranks} ranks get equally many {'rows' if part.size else 'batches'} of "
+            f"an evaluation's {items}, so its metrics count {more} too many; batches.loader gives "
+            "repeated rows the weight 0"
+        )
+        if more * VISIBLE > items and line not in self.printed:
+            print(line, flush=True)
+            self.printed.add(line)
 
     def _expected(self, number: int) -> tuple[int, int]:
         """The batches of a loader that the interrupted run trained on, and their checksum."""
@@ -202,8 +232,8 @@ class Loaders:
         is_other = not self.same_ranks and not all(is_global(loader) for loader in loaders)
         if is_other and trainer.is_global_zero:
             print(
-                f"resume: inexact: the checkpoint is not of {trainer.world_size} ranks: samples "
-                "come in another order, except from batches.loader",
+                "resume: inexact: the number of ranks has changed: samples come in another "
+                "order, except from batches.loader",
                 flush=True,
             )
 
@@ -229,9 +259,9 @@ class Loaders:
 
 
 class DataHook:
-    """A method of a data module, whose result is changed.
+    """A method of a data module, whose result is changed where Lightning calls it.
 
-    In another process, as a loader's worker, it is the data module's own.
+    To others it is the data module's own, and so it is in another process, as a loader's worker.
     """
 
     def __init__(self, data: pl.LightningDataModule, name: str, call: Callable[..., Any]) -> None:
@@ -239,6 +269,8 @@ class DataHook:
         self.__wrapped__ = getattr(data, name)  # Lightning sees by it whether a hook is overridden
 
     def __call__(self, *args: Any, **options: Any) -> Any:
+        if not loop.is_called_by_lightning(sys._getframe(1)):
+            return self.__wrapped__(*args, **options)
         return self.call(self.data, self.__wrapped__, *args, **options)
 
     def __reduce__(self) -> tuple[Any, ...]:

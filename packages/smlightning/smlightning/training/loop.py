@@ -1,17 +1,19 @@
 """Lightning's training loop (2.6.6): its position, its validations, and resuming within an epoch.
 
-Only this file uses the private names of the loops and of the logger connector; those of the signal
-connector are in cluster/signals.py. tests/runtime/test_upgrades.py checks each private name of a
-library that the package uses.
+Only this file uses the private names of the loops and of the logger connector, except those about
+signals, which are in cluster/signals.py. tests/runtime/test_upgrades.py checks each private name of
+a library that the package uses.
 """
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
+from types import FrameType
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.trainer.call import _call_lightning_datamodule_hook
 from pytorch_lightning.trainer.connectors.logger_connector.result import (
     _Metadata,
     _ResultMetric,
@@ -275,3 +277,8 @@ def set_progress(
 def _set_counters(counters: dict[str, int], started: int, complete: int) -> None:
     for name in counters:
         counters[name] = started if name in ("ready", "started") else complete
+
+
+def is_called_by_lightning(frame: FrameType) -> bool:
+    """Whether the frame is that of Lightning's calls of a data module's methods."""
+    return frame.f_code is _call_lightning_datamodule_hook.__code__
