@@ -138,6 +138,33 @@ def test_a_lightning_script_that_resumes_ends_with_the_undisturbed_weights(
     assert verdicts(report)["resumes-from-checkpoint"] == "passed"
 
 
+# Options of a script with LightningCLI and config.yaml, and what a rehearsal with them finds.
+OF_CLI: list[tuple[list[str], dict[str, str]]] = [
+    (["--model.lr", "0.05", "--trainer.max_epochs", "3"], {}),
+    (["--trainer.strategy", "fsdp"], {}),
+    (
+        ["--trainer.use_distributed_sampler", "false"],
+        {"data_divided": "both saw 12 of 12 batches"},
+    ),
+    (["--model.lr", "high"], {"hosts_succeeded": 'Parser key "model.lr": Expected .*high$'}),
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("options, expected", OF_CLI)
+def test_a_script_with_lightnings_own_command_line(
+    options: list[str],
+    expected: dict[str, str],
+    project: Project,
+    tmp_path: Path,
+    without_sdk: dict[str, str],
+) -> None:
+    source = mended("lightning_cli", {}, tmp_path)
+    command = [*size(2, 1, "torch_distributed"), *source, "--", *options]
+    report = rehearse(project, tmp_path, *command, **without_sdk)
+    assert_found(report, **expected)
+
+
 EACH_RANK_SAVES = ("if dist.get_rank() == 0:", "if True:")
 # Scripts without Lightning, the size of the cluster, a fault of each, and what finds it.
 PLAIN: list[tuple[str, tuple[int, int], tuple[str, str], dict[str, str]]] = [
@@ -187,13 +214,25 @@ PLAIN: list[tuple[str, tuple[int, int], tuple[str, str], dict[str, str]]] = [
         ),
         {"one_writer": "not on host 1: host-2/model/x"},
     ),
+    (
+        "plain_fsdp1",
+        (2, 1),
+        ("DistributedSampler(data)", "DistributedSampler(data, 2, 0)"),
+        {"data_divided": "both saw 6 of 6 batches"},
+    ),
+    (  # as HYBRID_SHARD does on hosts of one GPU
+        "plain_fsdp1",
+        (2, 1),
+        ("FSDP(net, ", "FSDP(net, dist.new_subgroups(1)[0], "),
+        {"weights_identical": r"on ranks \[1\]"},
+    ),
 ]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
     "number, faulty",
-    [*((number, True) for number in range(7)), *((n, False) for n in (0, 4, 5, 6))],
+    [*((number, True) for number in range(9)), *((n, False) for n in (0, 4, 5, 6, 7))],
 )
 def test_a_script_without_lightning(
     number: int, faulty: bool, project: Project, tmp_path: Path, without_sdk: dict[str, str]

@@ -3,52 +3,20 @@ and not by this machine's. Every index here is a folder of the test's own.
 """
 
 import hashlib
-import zipfile
 from pathlib import Path
 
 import pytest
 
+from package_index import archive, index, wheel
 from small_job import GOOD, PROJECT
 from smlightning_sagemaker.findings import Finding
+from smlightning_sagemaker.installed import Installed
 from smlightning_sagemaker.job.images import PROFILES
 from smlightning_sagemaker.job.job import Job
 from smlightning_sagemaker.preflight import imports, requirements
 from smlightning_sagemaker.project import Project
 
 JOB = GOOD.replace(distribution="torch_distributed", image="current")  # torch 2.13.0, Python 3.12
-
-
-def wheel(folder: Path, name: str, version: str, *requires: str) -> Path:
-    """An empty wheel that requires other packages."""
-    folder.mkdir(parents=True, exist_ok=True)
-    info = f"{name}-{version}.dist-info"
-    metadata = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
-    metadata += [f"Requires-Dist: {package}" for package in requires]
-    path = folder / f"{name}-{version}-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w") as file:
-        file.writestr(f"{info}/METADATA", "\n".join(metadata) + "\n")
-        tag = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        file.writestr(f"{info}/WHEEL", tag)
-        file.writestr(f"{info}/RECORD", "")
-    return path
-
-
-def archive(folder: Path, name: str, version: str) -> Path:
-    """A source archive, which nobody may open: it is no archive."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}-{version}.tar.gz"
-    path.write_text("building it would fail")
-    return path
-
-
-def index(folder: Path, *files: Path) -> str:
-    """The address of a package index of these files."""
-    for file in files:
-        page = folder / file.name.split("-")[0].replace("_", "-") / "index.html"
-        page.parent.mkdir(parents=True, exist_ok=True)
-        with page.open("a") as text:
-            text.write(f'<a href="{file.as_uri()}">{file.name}</a>\n')
-    return folder.as_uri()
 
 
 @pytest.fixture
@@ -270,7 +238,7 @@ def test_a_module_whose_package_may_be_one_that_is_not_installed_here_is_no_erro
     lock = ["pyyaml==6.0.3", "pytorch-lightning==2.6.5"]
     project.requirements.write_text("".join(f"{pin} --hash=sha256:{'0' * 64}\n" for pin in lock))
     here = {"boto3": ["boto3"]}
-    monkeypatch.setattr(imports, "installed", lambda: (here, frozenset(["boto3"])))
+    monkeypatch.setattr(imports, "installed", lambda: Installed({"boto3": []}, here))
     found = list(imports.imports(JOB, project))
     assert levels(found) == ["skipped", "skipped"]
     assert "imports wandb" in found[0].problem and "imports yaml" in found[1].problem

@@ -109,6 +109,9 @@ def test_a_failure_gives_its_cause_once_and_skips_checks_without_evidence(
             "usage: x\ntrain.py: error: unrecognized arguments: --x 2\nx.ChildFailedError: ",
             "train.py: error: unrecognized arguments: --x 2",
         ),
+        ("x.ChildFailedError:\n", 'error: Key "lr":\n  Got: a', 'error: Key "lr": Got: a'),
+        ("ValueError: Errors in x:\n\tGot: a\n", "", "ValueError: Errors in x: Got: a"),
+        ("ValueError: Errors in x:\nExitCode 1\n", "", "ValueError: Errors in x:"),
     ],
 )
 def test_the_cause_that_the_toolkit_cut_is_in_the_log(
@@ -164,6 +167,23 @@ def test_files_elsewhere_are_lost(folder: str, check: str, tmp_path: Path) -> No
 def test_only_a_message_of_an_absent_gpu_has_its_hint(cause: str, is_gpu: bool) -> None:
     check = checks.with_hint("hosts-succeeded", checks.Conclusion(FAILED, cause))
     assert ("torch.cuda.is_available()" in check.hint) == is_gpu
+
+
+@pytest.mark.parametrize(
+    "cause, is_option",
+    [
+        ("host 1: exit 1; train.py: error: unrecognized arguments: --x 2", True),
+        ('host 1: exit 1; error: Parser key "lr": Got: a', True),
+        ("host 1: exit 1; Error: No such option: --x", True),
+        ("host 1: exit 1; ValueError: invalid literal for int()", False),
+        ("host 1: exit 1; Fatal error: no room", False),
+        ("host 1: exit 1; error: train.csv: No such file or directory", False),
+        ("host 1: exit 1; error: No module named rich", False),
+    ],
+)
+def test_only_a_message_of_a_parser_of_options_has_its_hint(cause: str, is_option: bool) -> None:
+    check = checks.with_hint("hosts-succeeded", checks.Conclusion(FAILED, cause))
+    assert ("options that the script has" in check.hint) == is_option
 
 
 def test_a_job_that_keeps_no_checkpoints_needs_none(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from smlightning import hub
 from smlightning.options import decode
 from smlightning_sagemaker.rehearsal import checks
 from smlightning_sagemaker.rehearsal.environment import container_environment
+from smlightning_sagemaker.rehearsal.evidence import Attempt
 from smlightning_sagemaker.rehearsal.hosts import Host, create_hosts, with_copied_channels
 from smlightning_sagemaker.rehearsal.plan import Plan
 
@@ -166,6 +167,25 @@ def test_a_script_cannot_write_into_a_channel_of_fast_file(by_option: bool, tmp_
     *_, cause = ended["fast"].stderr.splitlines()
     assert cause.startswith("OSError: [Errno 30]") and str(files["fast"]) in cause
     conclusion = checks.Conclusion(checks.FAILED, cause)
+    assert "SM_MODEL_DIR" in checks.with_hint("hosts-succeeded", conclusion).hint
+
+
+@pytest.mark.parametrize("file", ["a.csv", "new/b.parquet"])
+def test_what_another_program_writes_into_a_channel_of_fast_file_is_a_failure(
+    file: str, tmp_path: Path
+) -> None:
+    """As pyarrow does, whose files Python does not see."""
+    plan = with_copied_channels(with_channels(tmp_path, 1), tmp_path / "channels")
+    [host] = create_hosts(plan, tmp_path / "run")
+    host.exit_code = 0
+    attempt = Attempt(tmp_path / "run", [host], [])
+    assert checks.hosts_succeeded(plan, attempt).verdict == checks.PASSED
+    for name in plan.channels:
+        path = host.base / "input/data" / name / file
+        path.parent.mkdir(exist_ok=True)
+        subprocess.run(["sh", "-c", f"sleep 0.1; echo 2 > {path}"], check=True)
+    conclusion = checks.hosts_succeeded(plan, attempt)
+    assert conclusion.verdict == checks.FAILED and "wrote into fast" in conclusion.detail
     assert "SM_MODEL_DIR" in checks.with_hint("hosts-succeeded", conclusion).hint
 
 

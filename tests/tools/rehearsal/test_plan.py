@@ -166,11 +166,14 @@ def test_ranks_are_counted_from_0_and_hosts_from_1(
         (["--batches", "7"], 7),
         (["--", "--epochs", "1"], 0),
         (["--lose-host", "1", "--", "--max_steps", "9"], 0),
+        (["--source-dir", "stranger", "--", "--trainer.max_epochs", "1"], 0),
     ],
 )
 def test_training_is_limited_unless_the_options_say_its_length(
-    argv: list[str], batches: int, tmp_path: Path
+    argv: list[str], batches: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    stranger(tmp_path / "stranger")
+    monkeypatch.chdir(tmp_path)
     assert planned(tmp_path, "--distribution", "torch_distributed", *argv).batches == batches
 
 

@@ -6,12 +6,12 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from importlib.machinery import PathFinder
-from importlib.metadata import distributions, packages_distributions
-from pathlib import Path
+from importlib.metadata import distributions
 
 from packaging.utils import canonicalize_name
 
 from smlightning_sagemaker.findings import Finding, error, skipped, warning
+from smlightning_sagemaker.installed import installed
 from smlightning_sagemaker.job import images, source_archive
 from smlightning_sagemaker.job.job import Job
 from smlightning_sagemaker.preflight import requirements
@@ -63,8 +63,10 @@ def imports(job: Job, project: Project) -> Iterator[Finding]:
     listed = {*locked, *profile.packages}
     known = profile.standard_library | {*images.MODULES.values()}
     known |= {path.relative_to(project.src).parts[0].removesuffix(".py") for path in files}
-    providers, packages_here = installed()
-    elsewhere = locked - packages_here  # each may have a module of another name, as pillow has PIL
+    found = installed()
+    providers = found.providers
+    # Each may have a module of another name, as pillow has PIL.
+    elsewhere = locked - found.requires.keys()
     seen: set[str] = set()
     for key, tree in trees.items():
         for name in sorted(imported_modules(tree)):
@@ -116,22 +118,6 @@ def own_files(package: str, module: str) -> list[str]:
     """The files of a package in this environment that are below a top-level module."""
     files = [file for each in distributions(name=package) for file in each.files or []]
     return [file.as_posix() for file in files if file.parts[0].partition(".")[0] == module]
-
-
-Installed = tuple[Mapping[str, list[str]], frozenset[str]]
-
-
-def installed() -> Installed:
-    """The packages that have each module, and the names of all packages, in this environment."""
-    places = [place for place in map(Path, sys.path) if any(place.glob("*.*-info"))]
-    return _installed(tuple((place, place.stat().st_mtime_ns) for place in places))
-
-
-@functools.lru_cache(maxsize=1)
-def _installed(places: tuple[tuple[Path, int], ...]) -> Installed:
-    """Reads files of every package, for a second; each installation changes a place's time."""
-    names = frozenset(canonicalize_name(each.name) for each in distributions())
-    return packages_distributions(), names
 
 
 def not_python(key: str, failure: Exception, *, may_be_newer: bool) -> Finding:

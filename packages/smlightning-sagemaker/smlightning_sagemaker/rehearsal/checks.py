@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from smlightning_sagemaker.rehearsal.environment import container_environment
 from smlightning_sagemaker.rehearsal.evidence import FOR_ALL_NODES, Attempt, Rank
-from smlightning_sagemaker.rehearsal.hosts import Host
+from smlightning_sagemaker.rehearsal.hosts import Host, changed_channels
 from smlightning_sagemaker.rehearsal.plan import KILL_RANK, LOSE_HOST, Fault, Plan
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
@@ -34,6 +34,7 @@ CHECKPOINTS = "checkpoints/"  # below /opt/ml: what it keeps all the time, the s
 OF_EACH_RANK = re.compile(r"\b(rng_state|random_states)_\d+\.(pth|pkl)$")
 LISTED = 3  # files in a detail
 FAILED_BEFORE = "the job failed before"
+MOUNTED = "mounts this channel read-only"
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,9 @@ def hosts_succeeded(plan: Plan, attempt: Attempt) -> Conclusion:
         details.append(f"host {host.number}: {end}")
     causes = [cause(host) for host in attempt.hosts if host.exit_code]
     details += dict.fromkeys(filter(None, causes))
-    return passed_if(attempt.succeeded, "; ".join(details))
+    changed = {name for host in attempt.hosts for name in changed_channels(plan, host)}
+    details += [f"it wrote into {name}, and SageMaker {MOUNTED}" for name in sorted(changed)]
+    return passed_if(attempt.succeeded and not changed, "; ".join(details))
 
 
 def cause(host: Host) -> str:
@@ -146,17 +149,21 @@ def cause(host: Host) -> str:
     log = host.base / "log.txt"
     if (not line or line.startswith("Command ")) and log.is_file():
         text = log.read_text(errors="replace")
-        errors = [found for found in text.splitlines() if re.search(r"[eE]rror: +\S", found)]
-        return errors[-1].strip() if errors else line
+        errors = re.findall(r"^.*[eE]rror: +\S(?:.*:\n)?.*$", text, re.MULTILINE)
+        return " ".join(errors[-1].split()) if errors else line
     return line
 
 
 def cause_line(failure: str | None) -> str:
-    """The first line of a failure file that gives a cause."""
-    for line in (failure or "").splitlines():
+    """The first line of a failure file that gives a cause, with the next one after a colon."""
+    lines = (failure or "").splitlines()
+    for number, line in enumerate(lines):
         text = line.strip()
         text = re.sub(r'^(ErrorMessage ")?(\[rank\d+\]:\s*)?', "", text).rstrip('"; ')
         if not re.match(r"(ExitCode|[\w.]+Error:?$|raise |$)", text):
+            following = lines[number + 1 : number + 2]
+            if text.endswith(":") and following and not following[0].startswith("ExitCode"):
+                text = f"{text} {following[0]}"
             return shorten(text, 400, placeholder=" …")
     return ""
 
@@ -589,26 +596,21 @@ NEEDS_A_GPU = (
 HINTS = (
     (
         "hosts-succeeded",
-        "unrecognized arguments|expected .* argument|invalid .* value",
-        "use options that the script has, and give every option of its parser a value: SageMaker "
-        "passes each hyperparameter as --name value, and True as a word",
-    ),
-    (
-        "hosts-succeeded",
         "FileNotFoundError|No such file",
         "SageMaker uploads the folder of train.py only: put data into a channel and read "
         'os.environ["SM_CHANNEL_TRAINING"]',
     ),
     (
         "hosts-succeeded",
-        "mounts this channel read-only",
+        MOUNTED,
         'write next to os.environ["SM_MODEL_DIR"] or into a temporary folder, or set '
         'input_mode = "File"',
     ),
     (
         "hosts-succeeded",
         "No module named",
-        "add the package to requirements.txt next to train.py, and install it here, too",
+        "add the package to requirements.txt next to train.py (in a project: to "
+        "src/requirements.in, then make lock), and install it here, too",
     ),
     (
         "hosts-succeeded",
@@ -634,7 +636,7 @@ HINTS = (
     (
         "weights-identical",
         "",
-        "train with DistributedDataParallel, and with one seed for all ranks",
+        "train with DistributedDataParallel, or FSDP over all ranks, and with one seed for all",
     ),
     ("metrics-identical", "", "average metrics over the ranks: self.log(..., sync_dist=True)"),
     ("model-saved", "", 'save the model below os.environ["SM_MODEL_DIR"], on rank 0'),
@@ -661,5 +663,12 @@ HINTS = (
         "",
         "seed before the model gets its first weights, and resume the optimizer, the schedule, "
         "the random states and the place in the data",
+    ),
+    (
+        "hosts-succeeded",
+        r"(^|; )(\S+: )?[eE]rror: .*(unrecognized|invalid|expected|required|No such option"
+        r"|Parser key)",  # as parsers of options begin, and exceptions do not
+        "use options that the script has, and give every option of its parser a value: SageMaker "
+        "passes each hyperparameter as --name value, and True as a word",
     ),
 )

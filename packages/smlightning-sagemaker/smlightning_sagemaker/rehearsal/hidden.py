@@ -1,14 +1,12 @@
 """Packages that are installed here, but neither in requirements.txt nor in the image."""
 
-import functools
-import sys
 from collections.abc import Iterable, Mapping
-from importlib.metadata import distributions, packages_distributions
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from smlightning_sagemaker.installed import installed
 from smlightning_sagemaker.job import images
 from smlightning_sagemaker.job.job import Job
 from smlightning_sagemaker.job.requirements_file import INCLUDES, lines, requirement_of
@@ -32,30 +30,17 @@ def hidden(job: Job, source: Path) -> tuple[list[str], list[str], str]:
         elif INCLUDES.match(line) or not line.startswith("-"):
             note = f'no package is hidden from the hosts: "{line}" in requirements.txt has no name'
             return [], [], note
-    requires, providers = installed(tuple(sys.path))
-    on_host = with_requirements(listed, requires)
+    found = installed()
+    on_host = with_requirements(listed, found.requires)
     modules = {
         module
-        for module, packages in providers.items()
+        for module, packages in found.providers.items()
         if on_host.isdisjoint(map(canonicalize_name, packages))
     }
     own = {path.stem for path in source.iterdir()}
-    packages = sorted(requires.keys() - on_host)
+    packages = sorted(found.requires.keys() - on_host)
     note = "packages of this environment that neither requirements.txt nor the image lists"
     return sorted(modules - own), packages, f"hidden from the hosts: {len(packages)} {note}"
-
-
-@functools.cache
-def installed(path: tuple[str, ...]) -> tuple[dict[str, list[str]], Mapping[str, list[str]]]:
-    """The requirements of each installed package, and the packages of each module.
-
-    Args:
-        path: sys.path.
-    """
-    requires: dict[str, list[str]] = {}
-    for each in distributions():
-        requires[canonicalize_name(each.name)] = each.requires or []
-    return requires, packages_distributions()
 
 
 def with_requirements(

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -169,6 +170,27 @@ def read_only(plan: Plan, host: Host) -> list[str]:
         if is_read_only(plan, name):
             folders += [str(host.base / "input/data" / name), str(copy.resolve())]
     return folders
+
+
+def changed_channels(plan: Plan, host: Host) -> list[str]:
+    """Read-only channels in which the host has written: programs other than Python can."""
+    return [
+        name
+        for name, copy in plan.channels.items()
+        if is_read_only(plan, name)
+        and _written(host.base / "input/data" / name, host)
+        != dict.fromkeys(_written(copy, host), False)
+    ]
+
+
+def _written(folder: Path, host: Host) -> dict[str, bool]:
+    """Whether each file below a folder was written since the host was made."""
+    began = (host.base / "input/config/resourceconfig.json").stat().st_mtime
+    return {
+        path.relative_to(folder).as_posix(): began < path.stat().st_mtime <= time.time()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def is_read_only(plan: Plan, name: str) -> bool:

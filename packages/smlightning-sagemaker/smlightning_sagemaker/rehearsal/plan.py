@@ -189,7 +189,7 @@ def batches(wanted: int | None, fault: Fault | None, given: Mapping[str, Any]) -
     """The limit of batches; 0 for none, if the options say how long training takes."""
     if wanted is not None:
         return wanted
-    if LENGTHS & given.keys():
+    if LENGTHS & {name.rpartition(".")[2] for name in given}:  # trainer.max_epochs, too
         return 0
     return INTERRUPTED_BATCHES if fault and fault.interrupts else BATCHES
 

@@ -4,15 +4,18 @@ Only calls that name a GPU change. ``torch.cuda.is_available()`` stays false, so
 looks for a GPU chooses the CPU by itself.
 """
 
+import contextlib
 import functools
 import importlib.abc
 import importlib.util
+import inspect
 import os
 import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import rehearsal_process
 import torch
 import torch.distributed as dist
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -27,6 +30,7 @@ CHOOSERS = {
     "lightning.pytorch.trainer.connectors.accelerator_connector": "_AcceleratorConnector",
     "lightning_fabric.connector": "_Connector",
     "pytorch_lightning.trainer.connectors.accelerator_connector": "_AcceleratorConnector",
+    "torch.distributed.fsdp.fully_sharded_data_parallel": "FullyShardedDataParallel",
 }
 noted: list[str] = []  # facts["on_cpu"]
 
@@ -38,10 +42,10 @@ def use_cpu() -> None:
             setattr(torch, function.__name__, without_gpu(function, function.__name__))
     for kind in (torch.Tensor, torch.nn.Module):
         kind.to = without_gpu(kind.to, "to", numbers=True)  # type: ignore[attr-defined]
+        kind.cuda = unchanged("cuda()")  # type: ignore[attr-defined]
     torch.load = without_gpu(torch.load, "load")
     torch.set_default_device = without_gpu(torch.set_default_device, "set_default_device")
-    for kind in (torch.Tensor, torch.nn.Module):
-        kind.cuda = unchanged  # type: ignore[attr-defined]
+    torch.Tensor.pin_memory = unchanged("pin_memory()")  # type: ignore[method-assign]
     torch.cuda.set_device = functools.partial(note, "torch.cuda.set_device()")
     torch.cuda.synchronize = functools.partial(note, "torch.cuda.synchronize()")
     torch.cuda.current_device = lambda: 0
@@ -49,6 +53,8 @@ def use_cpu() -> None:
     data_parallel = torch.nn.parallel.DistributedDataParallel
     data_parallel.__init__ = without_devices(data_parallel.__init__)  # type: ignore[method-assign]
     data_parallel._passing_sync_batchnorm_handle = note  # type: ignore[method-assign]
+    mesh = dist.device_mesh.DeviceMesh
+    mesh.__init__ = without_gpu(mesh.__init__, "DeviceMesh")  # type: ignore[method-assign]
     new_group = over_gloo(dist.new_group, 2)
     for module in (dist, dist.distributed_c10d):
         module.new_group = new_group  # type: ignore[attr-defined]
@@ -74,7 +80,7 @@ def without_gpu(function: Any, name: str, numbers: bool = False) -> Any:
         is_gpu = isinstance(value, str | torch.device) and GPU.fullmatch(str(value))
         if is_gpu:
             note(f'{name}("cuda")')
-        return CPU if is_gpu else value
+        return type(value)("cpu") if is_gpu else value
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -93,10 +99,14 @@ def without_gpu(function: Any, name: str, numbers: bool = False) -> Any:
     return call
 
 
-def unchanged(item: Any, *_: Any, **__: Any) -> Any:
-    """``tensor.cuda()`` and ``module.cuda()``."""
-    note("cuda()")
-    return item
+def unchanged(name: str) -> Callable[..., Any]:
+    """A method that returns its tensor or module as it is."""
+
+    def call(item: Any, *_: Any, **__: Any) -> Any:
+        note(name)
+        return item
+
+    return call
 
 
 def batch_norm(module: Any, batch: torch.Tensor) -> torch.Tensor:
@@ -165,9 +175,11 @@ class AfterImport(importlib.abc.MetaPathFinder):
             def load(module: Any) -> None:
                 execute(module)
                 chooser = getattr(module, kind, None)
-                wrap = accelerated if kind == "PartialState" else connected
                 if chooser:
-                    chooser.__init__ = wrap(chooser.__init__)
+                    chooser.__init__ = WRAPPERS.get(kind, connected)(chooser.__init__)
+                check = "_check_strategy_and_fallback"
+                if hasattr(chooser, check):
+                    setattr(chooser, check, lenient(getattr(chooser, check)))
 
             spec.loader.exec_module = load  # type: ignore[method-assign]
         return spec
@@ -181,6 +193,32 @@ def accelerated(init: Callable[..., None]) -> Callable[..., None]:
         if not cpu:
             note("Accelerate")
         init(self, True, **kwargs)
+
+    return call
+
+
+def sharded(init: Callable[..., None]) -> Callable[..., None]:
+    """FSDP1's ``__init__`` with the CPU as ``device_id``, without which it looks for a GPU.
+
+    It would also free the weights that it offloads, as if the CPU had a copy (``offload_to_cpu``),
+    and broadcast those of rank 0 only from a GPU (``sync_module_states``). Groups of HYBRID_SHARD
+    are as large as a host has devices.
+    """
+    processes = max(1, int(os.environ["REHEARSAL_PROCESSES"]))
+    torch.cpu.device_count = lambda: processes
+    utilities: Any = sys.modules["torch.distributed.fsdp._init_utils"]
+    utilities._check_module_states_for_sync_module_states = note
+
+    @functools.wraps(init)
+    def call(self: Any, *args: Any, **kwargs: Any) -> None:
+        note("FullyShardedDataParallel")
+        given = inspect.signature(init).bind(self, *args, **kwargs)
+        given.arguments |= {"device_id": CPU, "cpu_offload": None}
+        init(*given.args, **given.kwargs)
+        if self._handle:
+            self._handle.to_cpu = contextlib.nullcontext
+            if self._handle.uses_sharded_strategy:
+                rehearsal_process.facts["sharded"] = True
 
     return call
 
@@ -205,3 +243,22 @@ def connected(init: Callable[..., None]) -> Callable[..., None]:
         init(self, *args, **kwargs)
 
     return call
+
+
+def lenient(check: Callable[[Any], None]) -> Callable[[Any], None]:
+    """A connector's check of its strategy, which allows FSDP only next to a GPU."""
+
+    @functools.wraps(check)
+    def call(self: Any) -> None:
+        strategy = self._strategy_flag
+        name = strategy if isinstance(strategy, str) else type(strategy).__name__
+        accelerator = self._accelerator_flag
+        if "fsdp" in name.lower():
+            self._accelerator_flag = "cuda"
+        check(self)
+        self._accelerator_flag = accelerator
+
+    return call
+
+
+WRAPPERS = {"FullyShardedDataParallel": sharded, "PartialState": accelerated}

@@ -135,13 +135,8 @@ def finish() -> None:
         _, facts["batches"], facts["samples"] = passes[number]
     groups = [group for optimizer in optimizers.values() for group in optimizer.param_groups]
     parameters = {id(each): each for group in groups for each in group["params"]}
-    if any(is_shard(each) for each in parameters.values()):
+    if any(hasattr(each, "full_tensor") for each in parameters.values()):  # of FSDP2
         facts["sharded"] = True
     elif parameters:
         digests = sorted(map(rehearsal_process.digest, parameters.values()))
         facts["weights"] = f"{rehearsal_process.digest(digests)} trained"
-
-
-def is_shard(parameter: Any) -> bool:
-    """Whether FSDP, of either version, holds this parameter."""
-    return hasattr(parameter, "full_tensor") or getattr(parameter, "_fsdp_flattened", False)
