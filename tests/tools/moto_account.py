@@ -17,7 +17,7 @@ from small_job import PROJECT
 from smlightning_sagemaker.findings import Finding
 from smlightning_sagemaker.job import request, sent_jobs
 from smlightning_sagemaker.job.job import Job, Network
-from smlightning_sagemaker.preflight import account, requirements
+from smlightning_sagemaker.preflight import account, launcher, requirements
 
 ACCOUNT, REGION = "123456789012", "us-east-1"
 TRUST = {
@@ -60,8 +60,9 @@ def good() -> Job:
 
 
 def findings(job: Job) -> list[Finding]:
-    """Preflight's findings about the account."""
-    return account.check(job, request.dry_run(job, PROJECT), PROJECT)
+    """Preflight's findings about the account, and about the key of its volumes."""
+    body = request.dry_run(job, PROJECT)
+    return [*launcher.volume_key(job, body, PROJECT), *account.check(job, body, PROJECT)]
 
 
 def levels(job: Job) -> list[tuple[str, str]]:

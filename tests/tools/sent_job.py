@@ -10,7 +10,7 @@ import pytest
 from moto.sagemaker.models import sagemaker_backends
 
 from moto_account import ACCOUNT, REGION
-from smlightning_sagemaker.follow import job_log
+from smlightning_sagemaker.job.aws import LOG_GROUP
 
 NAME = "language-id-20260101-000000"
 
@@ -33,21 +33,21 @@ def train(aws: boto3.Session, name: str, image: str = "x", **members: Any) -> An
 @pytest.fixture
 def sent(aws: boto3.Session) -> Any:
     """A job in moto, and its log group."""
-    aws.client("logs").create_log_group(logGroupName=job_log.LOG_GROUP)
+    aws.client("logs").create_log_group(logGroupName=LOG_GROUP)
     checkpoints = {"S3Uri": "s3://language-id/checkpoints"}
     return train(aws, NAME, HyperParameters={"epochs": "6"}, CheckpointConfig=checkpoints)
 
 
 def log(aws: boto3.Session, name: str, host: str, *lines: str, at: int = 0) -> None:
     logs, stream = aws.client("logs"), f"{name}/{host}-1700000000"
-    known = logs.describe_log_streams(logGroupName=job_log.LOG_GROUP, logStreamNamePrefix=stream)[
+    known = logs.describe_log_streams(logGroupName=LOG_GROUP, logStreamNamePrefix=stream)[
         "logStreams"
     ]
     if not known:
-        logs.create_log_stream(logGroupName=job_log.LOG_GROUP, logStreamName=stream)
+        logs.create_log_stream(logGroupName=LOG_GROUP, logStreamName=stream)
     now = int(datetime.datetime.now().timestamp() * 1000) + at
     events = [{"timestamp": now + i, "message": line} for i, line in enumerate(lines)]
-    logs.put_log_events(logGroupName=job_log.LOG_GROUP, logStreamName=stream, logEvents=events)
+    logs.put_log_events(logGroupName=LOG_GROUP, logStreamName=stream, logEvents=events)
 
 
 def console() -> Any:

@@ -63,7 +63,7 @@ class Launch:
         for key, value in leaves(self.job.model_dump(exclude_unset=True)):
             if value not in ({}, []):
                 note = "  # of this run" if key in self._changed else ""
-                lines.append(f"{key:<24}{value!r}{note}")
+                lines.append(f"{key:<23} {value!r}{note}")
         return "\n".join(lines)
 
     def preflight(self) -> None:

@@ -42,10 +42,7 @@ PLACES = dict.fromkeys(("words", "bert"), Path("anywhere"))
 
 
 def test_the_page_shows_the_record() -> None:
-    assert prove.PAGE.read_text(encoding="utf-8") == prove.page(RECORD_IN_ORDER)
-
-
-RECORD_IN_ORDER = {name: RECORD[name] for name in PROFILES}
+    assert prove.PAGE.read_text(encoding="utf-8") == prove.page(prove.in_order(RECORD))
 
 
 def test_a_scheduled_workflow_proves_every_profile_on_its_python() -> None:

@@ -102,6 +102,17 @@ def test_copied_data_fits_on_the_hosts_disks(aws, good, monkeypatch):
     assert levels(own.replace(instance_type="ml.g5.48xlarge")) == []
 
 
+def test_copied_checkpoints_of_an_earlier_job_fit_on_the_hosts_disks(aws, good, monkeypatch):
+    record(monkeypatch, ListObjectsV2={"Contents": [{"Key": "old/x", "Size": 120 * 2**30}]})
+    job = good.replace(checkpoint_s3="s3://language-id/old/", instance_type="ml.c5.2xlarge")
+    (finding,) = findings(job)
+    assert finding.key == "volume_gb" and "120 GB are in checkpoint_s3" in finding.problem
+    assert levels(job.replace(volume_gb=130)) == []
+    both = of_training(job.replace(volume_gb=200), "s3://language-id/old/")
+    assert levels(both) == [("error", "volume_gb")]
+    assert levels(both.replace(volume_gb=250)) == []
+
+
 @pytest.mark.parametrize(("count", "known"), [(2_500, ""), (300_000, "at least ")])
 def test_a_listing_is_read_to_its_end_or_is_a_lower_bound(aws, good, monkeypatch, count, known):
     """S3 lists 1,000 objects an answer."""
@@ -118,7 +129,7 @@ def test_a_listing_is_read_to_its_end_or_is_a_lower_bound(aws, good, monkeypatch
     (finding,) = findings(job)
     assert finding.key == "volume_gb"
     total = min(count, 200_000) * 10**8 / 2**30
-    assert f"hold {known}{total:.0f} GB" in finding.problem
+    assert f"and {known}{total:.0f} GB are in channels.training" in finding.problem
 
 
 def test_tiers_of_which_a_listing_says_nothing_are_read(aws, good, monkeypatch):

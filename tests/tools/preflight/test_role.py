@@ -11,10 +11,13 @@ from policies import simulation
 from moto_account import ACCOUNT, REGION, findings, levels, record, refusal, simulated
 from small_job import PROJECT
 from smlightning_sagemaker import preflight
+from smlightning_sagemaker.job.aws import LOG_GROUP
 from smlightning_sagemaker.job.job import Job
 from smlightning_sagemaker.preflight import role
 
 pytest_plugins = "moto_account"
+
+LOGS = f"arn:aws:logs:{REGION}:{ACCOUNT}:log-group"
 
 
 @pytest.fixture
@@ -88,10 +91,23 @@ def test_a_role_that_writes_models_and_checkpoints_alone_is_enough(aws, good, mo
         "s3:ListBucket": [bucket],
         "s3:PutObject": own,
         "s3:DeleteObject": own[1:],
+        "logs:CreateLogGroup": [f"{LOGS}:{LOG_GROUP}"],
+        "logs:CreateLogStream": [f"{LOGS}:{LOG_GROUP}:log-stream:language-id-*"],
+        "logs:PutLogEvents": [f"{LOGS}:{LOG_GROUP}:log-stream:language-id-*"],
     }
     policy = {"Statement": [{"Action": [name], "Resource": on} for name, on in allowed.items()]}
     record(monkeypatch, SimulatePrincipalPolicy=simulation(policy))
     assert findings(good) == []
+
+
+@pytest.mark.parametrize("action", ["CreateLogGroup", "CreateLogStream", "PutLogEvents"])
+def test_a_role_that_may_not_write_the_log_is_a_finding(aws, good, monkeypatch, action):
+    """The job would train unseen. A group that exists needs no permission to create it."""
+    record(monkeypatch, SimulatePrincipalPolicy=simulated(f"logs:{action}"))
+    expected = [("warning", f"role.logs:{action}")]
+    assert levels(good) == expected
+    aws.client("logs").create_log_group(logGroupName=LOG_GROUP)
+    assert levels(good) == ([] if action == "CreateLogGroup" else expected)
 
 
 def test_only_the_denied_resource_is_named(aws, good, monkeypatch):
@@ -269,7 +285,7 @@ def test_a_volume_key_is_named_by_its_id_or_arn(aws, good, key, name):
     aws.client("kms").create_alias(AliasName="alias/team", TargetKeyId=key)
     job = good.replace(instance_type="ml.c5.4xlarge")
     named = job.replace(request={"ResourceConfig": {"VolumeKmsKeyId": name}})
-    assert VOLUME in errors_offline(named) and levels(named) == []
+    assert VOLUME in errors_offline(named) and levels(named) == [("error", VOLUME)]
     by_id = job.replace(request={"ResourceConfig": {"VolumeKmsKeyId": key.rpartition("/")[2]}})
     assert VOLUME not in errors_offline(by_id) and levels(by_id) == []
     assert levels(good.replace(request={"OutputDataConfig": {"KmsKeyId": name}})) == []

@@ -34,7 +34,7 @@ HIDDEN = {
     "tools/.cache/token": "hf_" + "b2" * 17,
 }
 SECRETS = {
-    "token.txt": "glpat-" + "c3" * 10,
+    "token.txt": "glpat-" + "c3D4" * 5,
     "settings.py": f'import os\nWANDB_API_KEY = "{WANDB}"\n',
     "jwt.json": f'{{"session": "{JWT}"}}',
     "gcp.json": '{"type": "service_account", "private_key": "-----BEGIN ' + 'PRIVATE KEY-----"}',
@@ -211,6 +211,8 @@ def test_a_password_needs_no_digit_and_may_have_slashes(name: str, text: str) ->
         ("X", "hf_dataset_to_torch_iterable_dataset"),
         ("X", "sk-learn-style-cross-validation-of-splits-2"),
         ("X", "hvs.shape_of_the_whole_grid.npm_run_build_of_the_page"),
+        ("X", "hvs.encode_hyperdimensional_vectors_v2"),
+        ("X", "glrt-detector-false-alarm-1e-3"),
         ("S3_KMS_KEY", "mrk-" + "0123456789abcdef" * 2),
         ("MODEL_KEY", "models/" + "0123456789abcdef" * 2 + "/best.pt"),
         ("CACHE_KEY", "0123456789abcdef" * 2),

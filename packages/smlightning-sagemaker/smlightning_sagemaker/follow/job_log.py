@@ -9,8 +9,6 @@ from typing import Any
 from smlightning.reports import log
 from smlightning_sagemaker.job import aws
 
-# Its streams: <job>/algo-<n>-<timestamp>, one for each host and attempt.
-LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 # The rank in a line: "[rank3]: " of torch before tracebacks, and of mpirun before every line
 # "[1,mpirank:3,algo-1]<stdout>:".
 RANK = re.compile(r"^\[rank(\d+)\]: ?|^\[\d+,(?:mpirank:)?(\d+)[^\]]*\]<std(?:out|err)>:\s?")
@@ -87,7 +85,7 @@ class Log:
     def _streams(self) -> list[str]:
         """The names of the job's streams, the oldest attempt first."""
         pages = self._client.get_paginator("describe_log_streams").paginate(
-            logGroupName=LOG_GROUP, logStreamNamePrefix=f"{self._job_name}/"
+            logGroupName=aws.LOG_GROUP, logStreamNamePrefix=f"{self._job_name}/"
         )
         names = [stream["logStreamName"] for page in pages for stream in page["logStreams"]]
         return sorted(names, key=lambda name: name.rpartition("-")[2])
@@ -102,7 +100,7 @@ class Log:
             since = {"nextToken": token} if token else {}
             try:
                 page = self._client.get_log_events(
-                    logGroupName=LOG_GROUP, logStreamName=stream, startFromHead=True, **since
+                    logGroupName=aws.LOG_GROUP, logStreamName=stream, startFromHead=True, **since
                 )
             except ClientError as problem:
                 if not aws.missing(problem):

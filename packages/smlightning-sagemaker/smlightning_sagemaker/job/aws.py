@@ -14,6 +14,9 @@ TRANSIENT = (
     r"|ServiceUnavailable|Internal(Failure|Err)"
 )
 
+# Logs of all training jobs of a region. Streams: <job>/algo-<n>-<timestamp>, one for each host and
+# attempt.
+LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 SIGN_IN = "sign in (aws sso login, aws configure; in Studio, restart the space)"
 SETTINGS = "correct the AWS_ variables, or credential_process of ~/.aws/config, which prints JSON"
 WRONG_TYPE = re.compile(r"(?s)Invalid type for parameter (\S+), (.*?valid types: [^\n]*)")

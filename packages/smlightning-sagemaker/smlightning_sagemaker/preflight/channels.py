@@ -15,7 +15,7 @@ from smlightning_sagemaker.project import Project
 # Code that composes the names of channels' variables or folders, or lists all channels.
 COMPOSED = re.compile(
     r"SM_CHANNEL_(?![A-Z0-9])|SM_CHANNELS\b|SM_INPUT|SM_TRAINING_ENV|channel_input_dirs"
-    r"|inputdataconfig|input/data/?(?![\w/-])"
+    r"|inputdataconfig|input/data/?(?![\w/-])|/opt/ml(/input)?/?[\"']"
 )
 
 

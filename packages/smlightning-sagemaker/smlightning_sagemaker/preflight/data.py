@@ -71,37 +71,40 @@ def content(job: Job, key: str, uri: str, found: Listing) -> Iterator[Finding]:
 
 
 def disk(job: Job, body: dict[str, Any], listings: dict[str, Listing]) -> Iterator[Finding]:
-    """An error if the hosts' disks are too small for the channels that SageMaker copies to them.
+    """An error if the hosts' disks are too small for what SageMaker copies to them.
 
+    It copies channels in mode File, and the checkpoints of an earlier job (API_CheckpointConfig).
     Without disks of their own, hosts have volume_gb (API_ResourceConfig, VolumeSizeInGB).
 
     Args:
         listings: what is at the address of each key.
     """
     usual = body["AlgorithmSpecification"]["TrainingInputMode"]
-    copied = [
-        listings[f"channels.{channel['ChannelName']}"]
+    keys = [
+        f"channels.{channel['ChannelName']}"
         for channel in body.get("InputDataConfig", [])
         if channel.get("InputMode", usual) == "File"
-        and f"channels.{channel['ChannelName']}" in listings
     ]
-    total = sum(item["Size"] for each in copied for item in each.objects)
-    held = f"the channels hold {max((each.at_least for each in copied), default='')}"
-    held += f"{total / 2**30:.0f} GB"
-    stream = 'set input_mode = "FastFile" of a channel'
+    there = [key for key in [*keys, "checkpoint_s3"] if key in listings and listings[key].objects]
+    copied = {key: listings[key] for key in there}
+    total = sum(item["Size"] for each in copied.values() for item in each.objects)
+    held = max((each.at_least for each in copied.values()), default="")
+    held += f"{total / 2**30:.0f} GB are in {', '.join(copied)}"
+    ways = ['set input_mode = "FastFile" of a channel'] * bool(copied.keys() & {*keys})
+    ways += ["remove old checkpoints"] * ("checkpoint_s3" in copied)
+    smaller = ", or ".join(ways)
     for kind in dict.fromkeys(each.instance_type for each in job.variants) if total else ():
         if not instances.disk(kind):
             if total > job.volume_gb * 2**30:
-                yield error(
-                    "volume_gb", f"found {job.volume_gb}, and {held}", f"raise it, or {stream}"
-                )
+                problem = f"found {job.volume_gb}, and {held}"
+                yield error("volume_gb", problem, f"raise it, or {smaller}")
             continue
         wanted = [kind.removeprefix("ml.")]
         types = aws.client("ec2", job.region).describe_instance_types(InstanceTypes=wanted)
         for own in (each.get("InstanceStorageInfo", {}) for each in types["InstanceTypes"]):
             if total > own.get("TotalSizeInGB", math.inf) * 10**9:
                 problem = f"{kind} has {own['TotalSizeInGB']} GB of its own disks, and {held}"
-                yield error("instance_type", problem, f"use a type with larger disks, or {stream}")
+                yield error("instance_type", problem, f"use a type with larger disks, or {smaller}")
 
 
 def addresses(job: Job, body: dict[str, Any]) -> dict[str, str]:

@@ -144,7 +144,8 @@ def unlocked(job: Job, project: Project) -> Iterator[Finding]:
         name = canonicalize_name(found.name)
         if images.is_own_build(name):
             problem = f'"{line}" is a package of the image, and make lock leaves it out'
-            yield warning(key, problem, "remove that line: the image has it")
+            hint = "remove that line; pin what your machine needs in pyproject.toml, group train"
+            yield warning(key, problem, hint)
         elif name not in listed:
             yield error(key, f'{key_of(project)} has no package for "{line}"', "run make lock")
 

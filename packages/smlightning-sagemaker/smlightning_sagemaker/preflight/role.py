@@ -1,4 +1,4 @@
-"""Checks what the job's role lacks for its data, model, checkpoints, keys and secrets.
+"""Checks what the job's role lacks for its data, model, checkpoints, log, keys and secrets.
 
 The role is used only after the start: a job whose role may not write the model fails when it ends.
 IAM's own simulation decides; it reads neither a bucket's nor a key's own policy
@@ -28,6 +28,9 @@ PURPOSES = {
     "kms:CreateGrant": "encrypt the hosts' disks",
     "secretsmanager:GetSecretValue": "read its secrets",
     "ssm:GetParameter": "read its secrets",
+    "logs:CreateLogGroup": "write its log",
+    "logs:CreateLogStream": "write its log",
+    "logs:PutLogEvents": "write its log",
 }
 ALLOW = "allow it as infra/role-policy.json does"
 SYMMETRIC = "SYMMETRIC_DEFAULT"  # the keys that S3 and EBS take
@@ -39,7 +42,7 @@ Needs = Mapping[str, list[str]]  # action → ARNs that it is done on
 
 
 def storage(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding]:
-    """The role may read data and code, and write model and checkpoints.
+    """The role may read data and code, and write model, checkpoints and log.
 
     https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-roles.html, model-checkpoints.html;
     keys begin with an address (API_S3DataSource).
@@ -53,6 +56,7 @@ def storage(job: Job, body: dict[str, Any], project: Project) -> Iterator[Findin
         "s3:DeleteObject": kept,
     }
     yield from denied(job, body, needs)
+    yield from log(job, body)
 
 
 def places(body: dict[str, Any]) -> tuple[list[str], list[str], list[str]]:
@@ -155,6 +159,25 @@ def bucket_key(job: Job, name: str) -> str | None:
         raise
     (rule,) = answer["ServerSideEncryptionConfiguration"]["Rules"]
     return str(rule.get("ApplyServerSideEncryptionByDefault", {}).get("KMSMasterKeyID", ""))
+
+
+def log(job: Job, body: dict[str, Any]) -> Iterator[Finding]:
+    """The role may write the job's log, without which a job trains unseen.
+
+    https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-roles.html; only an account's first
+    job creates the group.
+    """
+    _, partition, _, _, account, _ = body["RoleArn"].split(":", 5)
+    group = f"arn:{partition}:logs:{job.region}:{account}:log-group:{aws.LOG_GROUP}"
+    streams = [f"{group}:log-stream:{body['TrainingJobName']}/*"]
+    needs = dict.fromkeys(("logs:CreateLogStream", "logs:PutLogEvents"), streams)
+    yield from denied(job, body, needs)
+    try:
+        aws.client("logs", job.region).describe_log_streams(logGroupName=aws.LOG_GROUP, limit=1)
+    except aws.failures() as failure:
+        if aws.code(failure) != "ResourceNotFoundException":
+            raise
+        yield from denied(job, body, {"logs:CreateLogGroup": [group]})
 
 
 def secrets(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding]:

@@ -13,6 +13,7 @@ from smlightning_sagemaker.project import Project
 # Random characters have digits, and no separators: the name of a function has words.
 RANDOM = r"(?=[A-Za-z]*\d)[A-Za-z0-9]{24}"
 DIGIT = r"(?=[A-Za-z_-]*\d)"
+MIXED = rf"{DIGIT}(?=[a-z\d_-]*[A-Z])"  # hyphenated words are of one case
 # Texts that are secrets by their form, as their issuers document it. A pattern that begins with
 # letters, and not with \b, is found fast in a large file.
 FORMATS = (
@@ -39,7 +40,7 @@ FORMATS = (
     r"\bdckr_(pat|oat)_[\w-]{20}",  # Docker
     r"\dQ~[\w.~-]{31}",  # an application of Azure
     r"[sr]k_(live|test)_[A-Za-z0-9]{16}",  # Stripe
-    rf"\bgl(pat|dt|rt|cbt|ptt|soat|ffct|oas|imt|agent|wt)-{DIGIT}[\w-]{{20}}",  # GitLab
+    rf"\bgl(pat|dt|rt|cbt|ptt|soat|ffct|oas|imt|agent|wt)-{MIXED}[\w-]{{20}}",  # GitLab
     r"AIza[\w-]{35}",  # Google
     r"GOCSPX-[\w-]{20}",
     r"ya29\.[\w-]{20}",
@@ -49,7 +50,7 @@ FORMATS = (
     r"dapi[0-9a-f]{32}",  # Databricks
     rf"\bSG\.{DIGIT}[\w-]{{16,}}\.{DIGIT}[\w-]{{16}}",  # SendGrid
     r"do[opr]_v1_[0-9a-f]{40}",  # DigitalOcean
-    rf"\bhv[sbr]\.{DIGIT}[\w-]{{20}}",  # Vault
+    rf"\bhv[sbr]\.{MIXED}[\w-]{{20}}",  # Vault
     r"[?&]sig=[\w%+/-]{40}",  # a shared access signature of Azure
     r"AccountKey=[\w+/]{40}",
     r"SharedAccessKey=[\w+/]{40}",

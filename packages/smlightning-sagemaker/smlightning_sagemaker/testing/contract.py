@@ -89,7 +89,8 @@ def test_every_sample_reaches_one_rank(
             "turn them off"
         )
         assert given < total + world_size, (
-            f"{split} has {total} samples; {world_size} ranks together got {given}"
+            f"{split} has {total} samples, by the most frequent length of each batch's tensors; "
+            f"{world_size} ranks together got {given}"
         )
 
 
@@ -223,7 +224,10 @@ def test_every_option_changes_something(
     (changed,) = runs.train(tmp_path, {**options, **another(name, small_folder, options)})
     recorded = single.record.keys() - {"log"}
     differing = [key for key in recorded if changed[key] != single.record[key]]
-    assert differing, f"--{name} changes nothing; use it, or remove it"
+    assert differing, (
+        f"--{name} changes nothing here; use it, remove it, or name it in ELSEWHERE of "
+        "tests/small.py, as one that only predict.py or draw() uses"
+    )
 
 
 def test_every_option_of_training_is_read() -> None:
