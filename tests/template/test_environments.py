@@ -20,6 +20,7 @@ import yaml
 from packaging.requirements import Requirement
 
 import checkout
+import package_index
 from projects import ENVIRONMENT, Project, bake
 from smlightning_sagemaker.job import requirements_file
 
@@ -133,13 +134,19 @@ def pinned(path: Path) -> list[str]:
 def torch_index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server with two indexes: that of pytorch.org for CPUs, and one for everything else."""
     root = tmp_path_factory.mktemp("indexes")
-    for version, index in (("2.13.0+cpu", "whl/cpu"), ("2.13.0", "pypi.org/simple")):
-        (root / index / "torch").mkdir(parents=True)
-        name = root / index / "torch" / f"torch-{version}-py3-none-any.whl"
-        folder = f"torch-{version}.dist-info"
+    kinds = itertools.product(
+        (("torch", "2.13.0"), ("torchvision", "0.28.0")),
+        (("whl/cpu", "+cpu"), ("pypi.org/simple", "")),
+    )
+    for (package, number), (index, build) in kinds:
+        version = number + build
+        (root / index / package).mkdir(parents=True)
+        name = root / index / package / f"{package}-{version}-py3-none-any.whl"
+        folder = f"{package}-{version}.dist-info"
         with zipfile.ZipFile(name, "w") as wheel:
             wheel.writestr(
-                f"{folder}/METADATA", f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n"
+                f"{folder}/METADATA",
+                f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n",
             )
             wheel.writestr(
                 f"{folder}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
@@ -172,11 +179,11 @@ def test_one_variable_chooses_the_build_of_torch(tmp_path: Path, torch_index: st
             [*command, f"TORCH={choice}", f"CPU_INDEX={index}"],
             cwd=project.path, env={**clean, **variables}, capture_output=True, text=True,
         )  # fmt: skip
-        found = [path.name for path in made.rglob("torch-*.dist-info")]
+        found = [path.name for path in sorted(made.rglob("torch*-*.dist-info"))]
         return [ended.stdout + ended.stderr, str(ended.returncode), *found]
 
     def forget() -> None:
-        for path in (*made.rglob("torch-*.dist-info"), *made.glob(".torch-*")):
+        for path in (*made.rglob("torch*-*.dist-info"), *made.glob(".torch-*")):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     cpu = "torch-2.13.0+cpu.dist-info"
@@ -184,15 +191,37 @@ def test_one_variable_chooses_the_build_of_torch(tmp_path: Path, torch_index: st
     assert rest == ["0"] and "taking the torch of pip's index" in said
     forget()
     said, *rest = taken("auto")
-    assert rest == ["0", cpu] and "Taking torch 2.13.0+cpu from" in said
+    assert rest == ["0", cpu] and "Taking torch==2.13.0+cpu from" in said
     (made / ".torch-auto").unlink()
     assert taken("auto", closed) == ["", "0", cpu]  # what is installed stays
-    assert taken("cuda")[1:] == ["0"]  # pip's own comes with the other packages
+    cuda = "torch-2.13.0.dist-info"
+    assert taken("cuda")[1:] == ["0", cuda]  # in an environment that has all other packages
     said, *rest = taken("cpu", closed)
-    assert rest == ["2"] and "or does not answer; check TORCH" in said
+    assert rest == ["2", cuda] and "or does not answer; check TORCH" in said
     assert taken(f"{torch_index}/whl/cpu")[1:] == ["0", cpu]
+    said, *rest = taken("cuda", PIP_INDEX_URL="http://127.0.0.1:9/simple", PIP_RETRIES="0")
+    assert rest == ["2", cpu], "a failure changes nothing"
     forget()
+    assert taken("cuda") == ["", "0"]  # pip's own comes with the other packages
+    forget()
+    toml = project.read("pyproject.toml")
+    more = toml.replace('"torch==2.13.0"', '"torch==2.13.0", "torchvision==0.28.0"')
+    assert taken("auto")[1:] == ["0", cpu]
+    (project.path / "pyproject.toml").write_text(more)
+    (made / ".torch-auto").unlink()
+    vision = "torchvision-0.28.0+cpu.dist-info"
+    said, *rest = taken("auto", closed)
+    assert rest == ["2", cpu] and "error: http" in said  # pip's torchvision has another build
     gpu = os.pathsep.join([str(tmp_path / "gpu"), os.defpath])
+    assert taken("auto", PATH=gpu)[1:] == ["0", cpu, vision]
+    (made / ".torch-auto").unlink()
+    assert taken("auto")[1:] == ["0", cpu, vision]
+    assert taken("cuda")[1:] == ["0", cuda, "torchvision-0.28.0.dist-info"]
+    assert taken("cpu")[1:] == ["0", cpu, vision]
+    (project.path / "pyproject.toml").write_text(toml.replace("torch==2.13.0", "torch>=2.13"))
+    assert taken("cuda")[1:] == ["0", cpu, vision]  # without a version, nothing is replaced
+    (project.path / "pyproject.toml").write_text(toml)
+    forget()
     assert taken("auto", PATH=gpu) == ["", "0"]
     forget()
     assert taken("auto", PIP_INDEX_URL=f"{torch_index}/mirror/simple") == ["", "0"]
@@ -243,12 +272,40 @@ def test_the_workflow_that_sends_jobs_installs_everything_with_hashes(
         assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
+def test_make_lock_installs_no_lock(project: Project, tmp_path: Path) -> None:
+    """pip may reject the one that it is to replace."""
+    said = project.run("make", "-n", "lock", f"VENV={tmp_path}/venv").stdout
+    assert "install --quiet" in said and "--requirement" not in said and "--group" not in said
+
+
+@pytest.mark.parametrize("needs", ["zz>=2", "zz>=1"])
+def test_a_lock_that_the_images_torch_rejects_is_an_error(needs: str, tmp_path: Path) -> None:
+    """Also on a Python that is not the oldest."""
+    fresh = bake(tmp_path)
+    files = tmp_path / "files"
+    wheels = [
+        package_index.wheel(files, "torch", "2.13.0", needs),
+        package_index.wheel(files, "zz", "1.0"),
+    ]
+    address = package_index.index(
+        tmp_path / "simple", *wheels, package_index.wheel(files, "zz", "2.0")
+    )
+    lines = 'zz==1.0 ; python_version >= "3.12"\ntorchvision==0.28.0\n'
+    (fresh.path / "src/requirements.in").write_text(lines)
+    command = ("make", "lock", f"VENV={ENVIRONMENT}", "-o", f"{ENVIRONMENT}/bin/uv")
+    variables = {"PIP_INDEX_URL": address, "PIP_CONFIG_FILE": os.devnull}
+    ended = fresh.run(*command, "ARGS=--upgrade", check=False, **variables)
+    said = "error: the image's torch==2.13.0 needs other versions" in ended.stderr
+    assert ended.returncode and said == (needs == "zz>=2"), ended.stderr
+    assert "line 2 names a package of the image" in ended.stderr
+
+
 def test_make_lock_uses_the_index_of_pip(tmp_path: Path) -> None:
     """uv itself would look on PyPI for internal packages."""
     fresh = bake(tmp_path)
     nobody = "http://127.0.0.1:9/simple"
     before = fresh.read("src/requirements.txt")
-    command = ("make", "lock", f"VENV={ENVIRONMENT}", "-o", f"{ENVIRONMENT}/.lock")
+    command = ("make", "lock", f"VENV={ENVIRONMENT}", "-o", f"{ENVIRONMENT}/bin/uv")
     variables = {"PIP_INDEX_URL": nobody, "PIP_CONFIG_FILE": os.devnull}
     ended = fresh.run(*command, "ARGS=--upgrade-package rich", check=False, **variables)
     assert ended.returncode and nobody in ended.stderr
@@ -258,7 +315,7 @@ def test_make_lock_uses_the_index_of_pip(tmp_path: Path) -> None:
 def test_a_failed_lock_shows_the_pinned_lines_that_prevent_it(tmp_path: Path) -> None:
     """Without an index, uv finds no version of any line."""
     fresh = bake(tmp_path)
-    command = ("make", "lock", f"VENV={ENVIRONMENT}", "-o", f"{ENVIRONMENT}/.lock")
+    command = ("make", "lock", f"VENV={ENVIRONMENT}", "-o", f"{ENVIRONMENT}/bin/uv")
     ended = fresh.run(*command, "ARGS=--no-index", check=False)
     (error,) = [line for line in ended.stderr.splitlines() if line.startswith("error: no versions")]
     lines = fresh.read("src/requirements.in").splitlines()
