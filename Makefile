@@ -14,7 +14,7 @@ export MYPY_CACHE_DIR := $(CURDIR)/$(VENV)/mypy_cache
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test package-tests template-tests elsewhere lint types workflows docs reference pictures images libraries loaders bench gpu wheels \
+.PHONY: help demo test package-tests template-tests elsewhere lint types workflows docs reference pictures images newest libraries loaders bench gpu wheels \
   stress findings outputs losses clean project
 
 help:  ## this list
@@ -118,6 +118,9 @@ losses: $(VENV)/.tests  ## record the example's first training losses again
 
 images: $(VENV)/.tests  ## each image of the table proven with its own torch: make images ARGS="smddp current"
 	PYTHONPATH='$(RUNTIME):tests:tests/template' $(BIN)/python -m images.prove $(ARGS)
+
+newest: $(VENV)/.tests  ## torch, Python, packages that are newer than images': make newest ARGS="2.15.0 --python 3.13"
+	PYTHONPATH='$(RUNTIME):tests:tests/template' $(BIN)/python -m images.newest $(ARGS)
 
 libraries: $(VENV)/.tests  ## models of libraries in a project: make libraries ARGS="chemprop lightly"
 	PYTHONPATH='$(RUNTIME):tests:tests/template' $(BIN)/python -m libraries.prove $(ARGS)

@@ -23,7 +23,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -292,14 +292,18 @@ def replaced(toml: str, key: str, value: str) -> str:
 
 def prove_tests(environment: Environment) -> Row:
     """The package's own tests that depend on torch's version."""
-    row = Row(TESTS)
-    log = environment.folder / "tests.log"
-    started = time.monotonic()
     chosen = [str(TEMPLATE / file) for file in FILES]
     words = [str(environment.python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0"]
     words += ["-c", str(TEMPLATE / "pyproject.toml"), "--rootdir", str(TEMPLATE)]
-    status = environment.run([*words, *chosen], TEMPLATE, log)
-    if status:
+    return tested(environment, TESTS, [*words, *chosen], TEMPLATE)
+
+
+def tested(environment: Environment, name: str, words: Sequence[str], folder: Path) -> Row:
+    """The result of a command that runs tests."""
+    row = Row(name)
+    log = environment.folder / f"{name.replace(' ', '-')}.log"
+    started = time.monotonic()
+    if environment.run(words, folder, log):
         row.problem = log.read_text()[-4000:]
         return row
     row.seconds["tests"] = round(time.monotonic() - started, 1)
@@ -316,11 +320,20 @@ def write_data(folder: Path) -> dict[str, Path]:
     return {"words": write_words(folder / "words.csv"), "bert": Path(bert)}
 
 
-def prove(profile: Profile, folder: Path) -> dict[str, Any]:
-    """Everything that a profile has to do, and the results."""
+def prove(
+    profile: Profile,
+    folder: Path,
+    python_for: Callable[[Profile, Path], Path] = image_python,
+    tests: Sequence[Callable[[Environment], Row]] = (prove_tests,),
+) -> dict[str, Any]:
+    """Everything that a profile has to do, and the results.
+
+    Args:
+        python_for: makes an environment for the profile and a project.
+    """
     started = time.monotonic()
     project = bake(folder).path
-    python = image_python(profile, project)
+    python = python_for(profile, project)
     data = write_data(folder / "data")
     environment = Environment(profile, python, folder, project, data)
     built = time.monotonic() - started
@@ -330,7 +343,7 @@ def prove(profile: Profile, folder: Path) -> dict[str, Any]:
         jobs = [pool.submit(prove_training, environment, t) for t in trainings(profile, data)]
         for launcher in profile.launchers:
             jobs.append(pool.submit(prove_launcher, environment, launcher))
-        jobs.append(pool.submit(prove_tests, environment))
+        jobs += [pool.submit(test, environment) for test in tests]
         for job in jobs:
             row = job.result()
             rows.append(row)
@@ -397,8 +410,9 @@ def page(record: dict[str, Any]) -> str:
             if "train" not in row["seconds"]:
                 took = ", ".join(f"{size}: {s:g}" for size, s in row["seconds"].items())
                 lines.append(f"| {row['name']} | {took} |")
-        for limit in LIMITS:
-            if PROFILES[found["profile"]].version < limit.before:
+        profile = PROFILES.get(found["profile"])  # none: of images.newest
+        for limit in LIMITS if profile else ():
+            if profile and profile.version < limit.before:
                 words = [f"--{name} {str(value).lower()}" for name, value in limit.options.items()]
                 lines += ["", f"Rejected by preflight: `{' '.join(words)}` (torch {limit.why})."]
     return "\n".join(lines) + "\n"
@@ -412,19 +426,31 @@ def main() -> int:
         name: prove(PROFILES[name], cleared(BUILD / "images" / name)) for name in arguments.profile
     }
     (BUILD / "images.md").write_text(page(record), encoding="utf-8")
-    failed = [
-        f"{name}: {row['name']}"
-        for name, found in record.items()
-        for row in found["rows"]
-        if row["problem"]
-    ]
+    failed = failures(record)
     if arguments.record and not failed:
-        kept = {**json.loads(RECORD.read_text()), **record}
-        RECORD.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
-        PAGE.write_text(page({name: kept[name] for name in PROFILES}), encoding="utf-8")
+        keep(record)
     print(*(f"failed: {line}" for line in failed), sep="\n")
     print(f"{len(record)} images, {len(failed)} failures; {BUILD / 'images.md'}")
     return 1 if failed else 0
+
+
+def failures(record: dict[str, Any]) -> list[str]:
+    rows = [(name, row) for name, found in record.items() for row in found["rows"]]
+    return [f"{name}: {row['name']}" for name, row in rows if row["problem"]]
+
+
+def keep(record: dict[str, Any]) -> None:
+    """Put results in the place of earlier ones, in the record and on the page."""
+    kept = {**json.loads(RECORD.read_text()), **record}
+    RECORD.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
+    sorted_record = json.loads(RECORD.read_text())
+    PAGE.write_text(page(in_order(sorted_record)), encoding="utf-8")
+
+
+def in_order(record: dict[str, Any]) -> dict[str, Any]:
+    """The profiles of the table, then those of images.newest."""
+    names = [*PROFILES, *sorted(record.keys() - PROFILES.keys())]
+    return {name: record[name] for name in names}
 
 
 def parse() -> argparse.Namespace:
