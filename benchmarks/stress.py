@@ -8,12 +8,15 @@
     python benchmarks/stress.py hangs --count 10    # a rank sleeps or is paused
     python benchmarks/stress.py all --minutes 5     # some of each, in rounds with other seeds
 
-With `--strategy fsdp` runs are sharded (kills, stops, damage, ranks). Ranks are forked: torch and Lightning are imported once.
+With `--strategy fsdp` runs are sharded (kills, stops, damage, ranks). `--project FOLDER` takes a
+generated project (kills, stops, damage, ranks), with the options of its tests/small.py; the Python
+that runs this has its packages. Ranks are forked: torch and Lightning are imported once.
 
 Prints a line per trial and a summary; the status is 1 if a trial failed. docs/measurements.md has
 the figures.
 """
 
+import importlib
 import os
 import random
 import re
@@ -48,6 +51,16 @@ OPTIONS: dict[str, Any] = {
     "log_every": 10,
     "strategy": "ddp",  # or what --strategy says
 }
+WORKERS = {"num_workers": 1}  # of the template's loaders, while they are killed
+ONE_WORKER = """
+import functools
+from torch.utils.data import DataLoader
+made = DataLoader.__init__
+@functools.wraps(made)
+def init(self, *args, **given):
+    made(self, *args, **{"num_workers": 1, **given})
+DataLoader.__init__ = init
+"""
 RUN = """
 import os, sys
 os.chdir({folder!r})
@@ -65,12 +78,14 @@ class Job:
         script: Python code that each rank executes first.
     """
 
+    first = ""  # what ranks of all jobs execute before it
+
     def __init__(self, folder: Path, ranks: int, options: State, script: str = "") -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.started = time.monotonic()
         self.ranks: list[forked.Rank] = []
-        code = RUN.format(folder=str(folder), script=script)
+        code = RUN.format(folder=str(folder), script=self.first + script)
         env = {**os.environ, "DIST_CONNECT_SECONDS": "40", "PYTHONPATH": os.pathsep.join(PATHS)}
         if ranks > 1:
             env |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
@@ -94,13 +109,19 @@ class Job:
         found = [rank.process.exitcode or 0 for rank in self.ranks]
         return [status if status >= 0 else 128 - status for status in found]
 
-    def wait(self, seconds: float, for_one: bool = False) -> float | None:
-        """Seconds until every rank, or one, had ended; None if it took longer. Kills the others."""
+    def wait(
+        self, seconds: float, for_one: bool = False, then: int = signal.SIGKILL
+    ) -> float | None:
+        """Seconds until every rank, or one, had ended; None if it took longer.
+
+        Args:
+            then: the signal that the others get in that case.
+        """
         start = time.monotonic()
         enough = len(self.ranks) - 1 if for_one else 0
         while len(self.running()) > enough:
             if time.monotonic() - start > seconds:
-                self.signal(signal.SIGKILL)
+                self.signal(then)
                 return None
             time.sleep(0.02)
         return time.monotonic() - start
@@ -171,7 +192,7 @@ def kills(count: int, seed: int, folder: Path) -> Iterator[str]:
     trial = 0
     while trial < count:
         n, in_write = sizes[(trial + seed) % len(sizes)], rng.random() < 0.4
-        options = {**OPTIONS, "checkpoint_steps": 3, "num_workers": 1, "batch_size": 16 // n}
+        options = {**OPTIONS, "checkpoint_steps": 3, **WORKERS, "batch_size": 16 // n}
         if n not in whole:
             whole[n] = Job(folder / f"whole{n}", n, options).complete()
         seconds, state = whole[n]
@@ -188,7 +209,10 @@ def kills(count: int, seed: int, folder: Path) -> Iterator[str]:
             continue  # the run was complete before its kill, which makes no trial
         job.ranks[rank].process.kill()
         trial += 1
-        ended = job.wait(60)
+        # Before the first connection between ranks, only the launcher sees that one was killed.
+        ended = job.wait(50, then=signal.SIGTERM)
+        if ended is None and (more := job.wait(10)) is not None:
+            ended = 50 + more
         where = "in a write" if temporary(place) else "anywhere"
         end, line = resumed(Job(place, n, options), newest_name(place))
         gap = difference(state, end) if end else float("nan")
@@ -233,7 +257,7 @@ def stops(count: int, seed: int, folder: Path) -> Iterator[str]:
         while job.running() and not (time.monotonic() > moment and all(map(listens, job.ranks))):
             time.sleep(0.005)
         before = job.text
-        if not job.running() or "test/accuracy" in before:
+        if not job.running() or re.search(r"^step=\S+ epoch=\S+ \S*test", before, re.M):
             job.wait(300)
             seconds = time.monotonic() - job.started  # a better measure of its length
             continue
@@ -247,7 +271,7 @@ def stops(count: int, seed: int, folder: Path) -> Iterator[str]:
         is_late = job.wait(10) is None or time.monotonic() - start > 10
         told = [line for line in job.text.splitlines() if line.startswith(("stopped by", "ended"))]
         phase = "training" if "global_batch=" in before else "start"
-        if "epoch=12 val" in before:
+        if re.search(r"epoch=12 \S*val", before):
             phase = "test and saving"
         problem = "took too long" if is_late else stop_problem(job, targets, phase, told)
         yield (
@@ -397,7 +421,7 @@ def full(count: int, seed: int, folder: Path) -> Iterator[str]:
         if disk == "outputs":
             space = int(size * rng.uniform(0.0, 3.9))
         line = ["unshare", "--mount", "--propagation", "private", "sh", "-c", FULL, "sh"]
-        line += [disk, str(space), sys.executable, str(SRC / "train.py"), *common.words(options)]
+        line += [disk, str(space), sys.executable, f"{PATHS[0]}/train.py", *common.words(options)]
         subprocess.run(line, cwd=place, env=environment, check=True, timeout=600)
         said = (place / "first.txt").read_text()
         errors = [line for line in said.splitlines() if line.startswith("error: ")]
@@ -463,6 +487,22 @@ KINDS: dict[str, tuple[Callable[..., Iterator[str]], int]] = {
 }
 
 
+def use(project: Path, folder: Path) -> None:
+    """Take a project's train.py and its small options in place of the template's.
+
+    Its loaders have one worker, as the template's have while they are killed.
+    """
+    sys.path.remove(PATHS[0])
+    PATHS[0] = str(project.resolve() / "src")
+    sys.path[:0] = [PATHS[0], str(project.resolve() / "tests")]
+    small = importlib.import_module("small").options(folder)
+    strategy = OPTIONS["strategy"]
+    OPTIONS.clear()
+    OPTIONS.update(small, epochs=12, strategy=strategy)
+    WORKERS.clear()
+    Job.first = ONE_WORKER
+
+
 def main() -> int:
     parser = common.parser_of(__doc__)
     what = f"{', '.join(KINDS)}, or kills:3 for three; or all"
@@ -472,6 +512,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=5.0, help="time after which `all` ends")
     parser.add_argument("--hang_seconds", type=float, default=60.0)
     parser.add_argument("--strategy", choices=("ddp", "fsdp"), default="ddp")
+    parser.add_argument("--project", type=Path, help="a generated project, to take its train.py")
     parser.add_argument("--keep", action="store_true", help="keep the runs' folders")
     arguments = parser.parse_args()
     OPTIONS["strategy"] = arguments.strategy
@@ -483,6 +524,8 @@ def main() -> int:
             parser.error(f"{word}: expected one of {what}")
         plan[kind] = int(count or arguments.count)
     folder = Path(tempfile.mkdtemp(prefix="stress-"))
+    if arguments.project:
+        use(arguments.project, folder)
     until, failed, total, number = time.monotonic() + 60 * arguments.minutes, 0, 0, 0
     while not number or (is_all and time.monotonic() < until):
         for kind, count in plan.items():
