@@ -1,5 +1,6 @@
 """Loaders that are made anew within a run, read by a hook, or have a wrong length."""
 
+import time
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import loader_runs
 from loader_runs import SIZE, Augmented
 from small_training import Fit, Numbers, newest_state, same
+from smlightning.checkpoints.callback import Checkpoints
 from smlightning.data.exact import ExactBatches, Part
 from smlightning.errors import UserError
 
@@ -152,13 +154,22 @@ def test_a_change_of_data_that_outlasts_its_loader_is_printed(
     assert "inexact: after a resume, data set 0" in capsys.readouterr().out
 
 
+class Written(pl.Callback):
+    """Waits for each checkpoint: while one is written, as to a slow disk, others are left out."""
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any, **options: Any) -> None:
+        (checkpoints,) = (each for each in trainer.callbacks if isinstance(each, Checkpoints))  # type: ignore[attr-defined]
+        while checkpoints.writer.busy():
+            time.sleep(0.01)
+
+
 def test_a_change_of_data_that_is_made_anew_is_printed(
     fit: Fit, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Within the epoch whose checkpoints lack it."""
     reload = {"reload_dataloaders_every_n_epochs": 1}
     options: Any = {"epochs": 3, "checkpoint_steps": 1, "trainer": reload}
-    fit(loader_runs.Model, ByEpoch, callbacks=(Scaled(),), **options)
+    fit(loader_runs.Model, ByEpoch, callbacks=(Scaled(), Written()), **options)
     assert "inexact: after a resume, data set 0.dataset will" in capsys.readouterr().out
 
 
