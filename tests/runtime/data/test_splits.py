@@ -115,3 +115,14 @@ def test_large_data_holds_out_a_bounded_number_of_rows(
     common = set(one["validation"]) & set(other["validation"])
     assert len(common) < 20, "another seed chooses other rows"
     assert len(set(one["validation"] % 100)) > 50, "not one row in so many"
+
+
+def test_rows_of_several_stretches_are_divided_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(splits, "CHUNK", 7)
+    labels = [f"label {number % 3}" for number in range(100)]
+    tables = splits.labelled(tables_of(train=labels))
+    parts = splits.complete(tables, 0)
+    expected = held_out(np.arange(100) % 3, 0, 7)
+    for name, part in parts.items():
+        assert np.flatnonzero(part.has(slice(None))).tolist() == expected[name].tolist()
+        assert part.size() == len(expected[name]) > 0
