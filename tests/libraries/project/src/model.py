@@ -11,6 +11,7 @@ from parts import Network
 
 from options import Options
 from smlightning import pretrained
+from smlightning.cluster import signals
 
 
 class Model(Network):
@@ -29,7 +30,8 @@ class Model(Network):
         if os.environ.get("STOP_AT") == str(step) and self.trainer.global_rank == 0:
             started_by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
             os.kill(os.getppid() if started_by_torchrun else os.getpid(), signal.SIGTERM)
-            time.sleep(3)  # the other rank waits here, and the signal reaches both
+            while not signals.requested():  # the other rank waits here, and is told, too
+                time.sleep(0.05)
 
     def on_train_end(self) -> None:
         super().on_train_end()
@@ -38,7 +40,8 @@ class Model(Network):
             whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
             digest.update(whole.cpu().contiguous().numpy().tobytes())
         if self.trainer.global_rank == 0:
-            print("last weights", self.trainer.global_step, digest.hexdigest(), flush=True)
+            line = f"last weights {self.trainer.global_step} {digest.hexdigest()}\n"
+            print(line, end="", flush=True)  # one piece: the log has another rank's lines, too
 
     def save(self, directory: Path) -> None:
         pretrained.save_own(self, {}, directory)
