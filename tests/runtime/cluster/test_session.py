@@ -26,7 +26,7 @@ if os.environ["RANK"] == os.environ.get("ANOTHER_TORCH"):
     torch.__version__ = "1.0"
 from smlightning import errors
 from smlightning.cluster import ending, session
-ending.CAUSE_SECONDS = 1.0
+ending.CAUSE_SECONDS, ending.LINGER_SECONDS = 3.0, 2.0  # a busy machine's processes may pause
 if os.environ["RANK"] == os.environ.get("SILENT"):
     session._rank_info = lambda cluster: time.sleep(1000)
 started = time.monotonic()
@@ -84,7 +84,7 @@ def test_all_ranks_connect_and_one_that_differs_or_is_missing_ends_all(tmp_path:
         assert set(statuses) == {1}, said
         for text in said:
             assert words[name] in text and "Traceback" not in text, (name, text)
-            in_time = int(text.split()[-2]) <= 3 * LIMIT
+            in_time = int(text.split()[-2]) <= 5 * LIMIT
             assert in_time or "did not connect" not in text, (name, text)
 
 
@@ -183,7 +183,9 @@ import os, signal, sys, threading, time
 import dist
 from smlightning import errors
 from smlightning.cluster import ending, session, signals
-session.ARRIVAL_SECONDS = ending.CAUSE_SECONDS = 2.0
+from smlightning.cluster.store import RankStore
+session.ARRIVAL_SECONDS = ending.CAUSE_SECONDS = 5.0
+ending.LINGER_SECONDS = 2.0  # a busy machine's processes may pause
 signals.install()
 def later(number):
     threading.Timer(0.5, os.kill, (os.getpid(), number)).start()
@@ -194,12 +196,15 @@ def hide():  # as fsspec's exists does
     except:
         pass
     raise FileNotFoundError("not what ended it")
+def ask_slowly():
+    has = RankStore.has
+    RankStore.has = lambda *asked: (has(*asked), time.sleep(0.5))[0]
 try:
     with dist.session() as cluster:
         if cluster.rank == int(sys.argv[1]):
             %s
         if cluster.rank == 0:
-            time.sleep(2)
+            time.sleep(4)
             print(f"saved at {time.time()}")
 except errors.UserError as error:
     sys.exit(f"error: {error}")
@@ -210,6 +215,7 @@ sys.exit(signals.complete())
 
 CASES = [  # a rank, its code, exit statuses, words in the log of another rank
     (0, "pass", [0, 0], "ended at"),
+    (1, "ask_slowly()", [0, 0], "saved at"),  # it is done, and rank 0 leaves with the store
     (
         0,
         "raise ValueError('no room')",

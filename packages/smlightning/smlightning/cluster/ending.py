@@ -138,6 +138,8 @@ def outcomes(store: RankStore) -> dict[int, RankOutcome]:
 def publish(own: RankOutcome, store: RankStore) -> None:
     """Report this rank's outcome to the other ranks."""
     store.append(OUTCOMES, asdict(own))
+    if own.kind == "done":  # once all are, rank 0 leaves with the store: no question reaches it
+        return
     cause = first_cause(outcomes(store))
     if cause and cause.kind == "failed":  # at once: a launcher may end this process
         _write_failure(cause)
