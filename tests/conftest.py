@@ -9,15 +9,17 @@ import isolation
 
 isolation.enter()
 
-LONGEST = "test_notebook_from_configuration_to_prediction"
+LONGEST = ("test_stored_outputs_are_those_of_a_run", "test_a_job_stopped_by_slurm_is_requeued")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the tests of generated projects first, and the longest of them before all others.
+    """Run the tests of generated projects first, and the longest two of them before all others.
 
     They take most of the time, and would otherwise run at the end, on one core.
     """
-    items.sort(key=lambda item: (item.name != LONGEST, "template" not in item.path.parts))
+    items.sort(
+        key=lambda item: (not item.name.startswith(LONGEST), "template" not in item.path.parts)
+    )
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

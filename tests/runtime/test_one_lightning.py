@@ -219,5 +219,5 @@ def test_each_kind_of_worker_has_one_lightning(start: str, package: Path, tmp_pa
         [sys.executable, "-W", "ignore", str(main)],
         env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
         check=True,
-        timeout=280,
+        timeout=500,
     )

@@ -21,6 +21,8 @@ SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/none
 AuthInfo=cred_expire=60
+MessageTimeout=100
+BatchStartTimeout=100
 CredType=cred/none
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n

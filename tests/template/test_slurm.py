@@ -11,7 +11,7 @@ import slurm
 from projects import TEMPLATE, Project, bake, need, wait_until, weights
 from smlightning.cluster.slurm import host_names
 
-OPTIONS = ["--epochs", "4", "--lr", "0.01", "--batch_size", "8", "--log_every", "1"]
+OPTIONS = ["--epochs", "12", "--lr", "0.01", "--batch_size", "8", "--log_every", "1"]
 
 
 @pytest.fixture(scope="module")

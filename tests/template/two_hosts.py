@@ -61,7 +61,7 @@ def run(folder: Path, hosts: list[dict[str, str]], command: list[str]) -> list[i
     plan = {"hosts": hosts, "command": command}
     (folder / "plan.json").write_text(json.dumps(plan))
     outer = [*UNSHARE, sys.executable, __file__, str(folder)]
-    subprocess.run(outer, timeout=400, check=True)
+    subprocess.run(outer, timeout=560, check=True)
     codes: list[int] = json.loads((folder / "codes.json").read_text())
     return codes
 

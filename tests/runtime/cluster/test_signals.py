@@ -13,7 +13,6 @@ import small
 
 import forked
 from smlightning.checkpoints import files as checkpoint_files
-from smlightning.cluster import watch
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
 
@@ -21,6 +20,8 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has
 RUN = """
 import sys, train
 from smlightning import entry
+from smlightning.cluster import watch
+watch.GRACE = 30.0  # a slow disk's files take seconds
 sys.exit(entry.main(train.train, train.Options, None))
 """
 
@@ -33,7 +34,7 @@ def test_a_signal_saves_and_ends_with_status_143(tmp_path: Path, number: signal.
     while run.process.is_alive() and not (run.log.exists() and "step=5 " in run.log.read_text()):
         time.sleep(0.1)
     os.kill(run.process.pid or 0, number)
-    status, said_all = run.wait(10)
+    status, said_all = run.wait(60)
     assert status == 143, said_all
     last = said_all.splitlines()[-1]
     said = re.fullmatch(
@@ -51,17 +52,20 @@ def python(code: str) -> subprocess.Popen:
     return run
 
 
+SAME = 3.0  # for watch.SAME: a busy machine's process may pause for a second
+
+
 def test_a_second_signal_ends_at_once() -> None:
     busy = (
-        "from smlightning.cluster import signals; import time; "
-        "signals.install(); signals.defer('go on'); "
+        "from smlightning.cluster import signals, watch; import time; "
+        f"watch.SAME = {SAME}; signals.install(); signals.defer('go on'); "
         "print('ready', flush=True); time.sleep(60)"
     )
     run = python(busy)
     run.send_signal(signal.SIGINT)
     time.sleep(0.1)
     run.send_signal(signal.SIGINT)  # the same: a terminal and torchrun's agent pass Ctrl-C on
-    time.sleep(watch.SAME + 3)  # counted from when a busy machine notices the first one
+    time.sleep(2 * SAME)  # counted from when a busy machine notices the first one
     assert run.poll() is None
     run.send_signal(signal.SIGTERM)
     assert run.wait(10) == 143
@@ -71,15 +75,18 @@ def test_a_second_signal_ends_at_once() -> None:
 def test_native_code_that_does_not_return_is_ended() -> None:
     """Python's handler never runs here: the main thread waits in C, as when the ranks connect."""
     code = (
-        "from smlightning.cluster import signals; import ctypes; "
+        "from smlightning.cluster import signals; import ctypes, sys, threading; "
         "signals.install(); c = ctypes.CDLL(None); lock = ctypes.create_string_buffer(128); "
         "c.pthread_mutex_init(lock, None); c.pthread_mutex_lock(lock); "
-        "print('ready', flush=True); c.pthread_mutex_lock(lock)"
+        "gate = threading.Lock(); gate.acquire(); "
+        "say = lambda: (gate.acquire(), print('ready', flush=True)); "
+        "threading.Thread(target=say, daemon=True).start(); "
+        # From here on this thread lets another run only in C, so "ready" comes when it waits there.
+        "sys.setswitchinterval(1000); gate.release(); c.pthread_mutex_lock(lock)"
     )
     run = python(code)
-    time.sleep(0.2)
     run.send_signal(signal.SIGTERM)
-    assert run.wait(watch.GRACE + 3) == 143
+    assert run.wait(60) == 143
     assert run.communicate()[1] == (
         "ended by SIGTERM: the run did not stop in time; "
         "nothing was trained yet: start the same command again\n"

@@ -87,14 +87,17 @@ def test_a_rank_ends_although_the_store_does_not_answer(
 
 HOLDS_THE_LOCK = """
 import ctypes
+from smlightning.cluster import watch
+
+watch.SLOW_FACTOR = 4
 
 def before_step(model, i):
     if RANK == 1 and i == 10:
-        time.sleep(1.5)  # until the thread has set the timer
+        time.sleep(2.5)  # until the thread has set the timer
         ctypes.PyDLL(None).sleep(600)
 
 with dist.session():
-    fit(hang_seconds=2.0)
+    fit(hang_seconds=6.0)
 """
 
 
@@ -102,5 +105,5 @@ with dist.session():
 def test_native_code_that_holds_the_interpreters_lock_is_ended(tmp_path: Path) -> None:
     statuses, said = forked.wait_for_all(start(tmp_path, HOLDS_THE_LOCK), 90)
     assert statuses == (1, 1), said
-    assert "no progress for 2 s: rank 1 on host algo-2 does not answer" in said[0]
+    assert "no progress for 6 s: rank 1 on host algo-2 does not answer" in said[0]
     assert "Timeout (" in said[1] and "in before_step" in said[1]

@@ -11,7 +11,7 @@ import pytorch_lightning as pl
 import torch
 
 import checkout
-from smlightning.cluster import ending, signals
+from smlightning.cluster import ending, signals, watch
 from smlightning.reports import curves
 from smlightning_sagemaker.testing import owner, recording
 from smlightning_sagemaker.testing.processes import Record
@@ -125,6 +125,7 @@ def train(
 
     pl.Trainer = ObservedTrainer  # type: ignore[misc]
     curves.save_figure = recording.close_unseen
+    watch.GRACE = 30.0  # for what follows a stop here
     seen: dict[str, Any] = {"stopped": False, "error": ""}
     try:
         train_py.train(train_py.Options(**{**options, "log_every": LOG_EVERY}))

@@ -1,7 +1,6 @@
 """Attempts with small programs in place of the toolkit: output, time limits, signals."""
 
 import io
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -77,21 +76,21 @@ def test_each_line_of_a_log_is_shown_with_its_host(tmp_path: Path) -> None:
 
 
 def test_a_noisy_host_ends_at_the_time_limit(play: Play, tmp_path: Path) -> None:
-    started = time.monotonic()
-    plan = small_plan(1, 1, source=stranger(tmp_path / "code"), timeout=1)
+    plan = small_plan(1, 1, source=stranger(tmp_path / "code"), timeout=5)
     [host], lines = play(plan, "while sleep 0.05; do echo said; done")
-    assert lines[0] == (0, "said") and host.overdue and time.monotonic() - started < 10
+    assert lines[0] == (0, "said") and host.overdue
 
 
 def test_the_forwarding_entry_stops_the_ranks_of_one_host(play: Play, tmp_path: Path) -> None:
     """On hosts that share /proc: not the launcher, and no other host."""
-    rank = "trap 'echo rank told; exit 3' TERM; while sleep 0.1; do :; done"
-    script(tmp_path / "train.py", f"touch $REHEARSAL_EVIDENCE/in-training-$REHEARSAL_HOST; {rank}")
+    trap = "trap 'echo rank told; exit 3' TERM"
+    mark = "touch $REHEARSAL_EVIDENCE/in-training-$REHEARSAL_HOST"
+    script(tmp_path / "train.py", f"{trap}; {mark}; while sleep 0.1; do :; done")
     launcher = f"trap 'echo launcher told' TERM; sh {tmp_path}/train.py & wait $!; wait $!"
     script(tmp_path / "torchrun", launcher)
     request = small_request(2, "torch_distributed", forward_stop=True)
     plan = small_plan(2, 1, source=stranger(tmp_path / "code"), request=request)
-    plan = replace(plan, fault=Fault(STOP_HOST, 1), grace=2)
+    plan = replace(plan, fault=Fault(STOP_HOST, 1), grace=8)
     hosts, lines = play(plan, f"sh {tmp_path}/torchrun train.py")
     assert (1, "rank told") in lines and hosts[1].exit_code == 3 and not hosts[1].overdue
     assert (1, "launcher told") not in lines
