@@ -1,6 +1,7 @@
 """The command line: what needs no package, what is sent, and what a mistake ends with."""
 
 import io
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -21,7 +22,7 @@ from moto_account import REGION, record, refusal
 from sent_job import archive, log, put
 from small_job import PROJECT
 from smlightning import __version__
-from smlightning_sagemaker import project
+from smlightning_sagemaker import commands, project
 from smlightning_sagemaker.__main__ import main
 from smlightning_sagemaker.commands import COMMANDS
 from smlightning_sagemaker.job import request, sending, sent_jobs
@@ -314,6 +315,25 @@ def test_without_a_role_nothing_is_sent(aws, good, monkeypatch, capsys):
     assert main(["submit", "--yes", "--accept", "role"]) == 1
     assert "role" in capsys.readouterr().err.splitlines()[-1]
     assert not {"CreateTrainingJob", "CreateBucket", "PutObject"} & asked.keys()
+
+
+def test_code_that_changes_while_it_is_checked_is_not_sent(
+    aws, good, tmp_path, monkeypatch, capsys
+):
+    """For example, a file is saved while the question waits for its answer."""
+    shutil.copytree(PROJECT.root, tmp_path / "project", ignore=shutil.ignore_patterns("build"))
+    monkeypatch.setenv("SMLIGHTNING_PROJECT", str(tmp_path / "project"))
+    asked = record(monkeypatch)
+    monkeypatch.setattr("smlightning_sagemaker.job.job.load", lambda *_: good)
+
+    def confirmed(yes: bool) -> bool:
+        (tmp_path / "project/src/model.py").write_text("# changed")
+        return True
+
+    monkeypatch.setattr(commands, "confirmed", confirmed)
+    assert main(["submit"]) == 1
+    assert "has changed since it was checked" in capsys.readouterr().err
+    assert not {"CreateTrainingJob", "PutObject"} & asked.keys()
 
 
 def test_submit_sends_its_dry_run_and_fetch_works(aws, good, tmp_path, monkeypatch, capsys):

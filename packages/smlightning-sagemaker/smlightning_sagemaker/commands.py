@@ -168,10 +168,11 @@ def report(results: Sequence[Finding], file: Path | None) -> None:
 def submit(arguments: argparse.Namespace, project: Project) -> int:
     """Build the request, check it, show it, ask the user, send it, and follow the job."""
     from smlightning_sagemaker import preflight
-    from smlightning_sagemaker.job import job, price, sending
+    from smlightning_sagemaker.job import job, price, sending, source_archive
 
     wanted = job.load(arguments.job, project)
     destination = destination_of(wanted, arguments)
+    versions = source_archive.versions(project.src)
     results, body = preflight.all_findings(wanted, project, destination, offline=arguments.dry_run)
     if print_findings(results, arguments.accept):
         return 1
@@ -188,6 +189,8 @@ def submit(arguments: argparse.Namespace, project: Project) -> int:
         print(f"again   the same job was sent as {before}")
     if not confirmed(arguments.yes):
         return 1
+    if source_archive.versions(project.src) != versions:
+        raise UserError("a file of src/ has changed since it was checked", "run the command again")
     name = sending.submit(wanted, project, destination, body)
     print(f"sent    {name}", flush=True)  # at once: from now on the job is billed
     profile = sent_jobs.profile_of(project, given=arguments.profile, job_file=arguments.job)

@@ -32,6 +32,12 @@ def files(source: Path) -> dict[str, Path]:
     }
 
 
+def versions(source: Path) -> dict[str, tuple[int, int]]:
+    """Size and time of each file of the archive, by its name: others once a file was changed."""
+    facts = {name: path.stat() for name, path in files(source).items()}
+    return {name: (each.st_size, each.st_mtime_ns) for name, each in facts.items()}
+
+
 def listed(source: Path) -> Iterator[Path]:
     """Files and links below a folder, sorted, without hidden and compiled ones.
 
