@@ -32,8 +32,11 @@ def test_it_does_not_change_with_times_and_caches(tmp_path: Path) -> None:
     folder = written(tmp_path / "a", rows=b"1")
     before = of_files(folder, {})
     os.utime(tmp_path / "a/rows", (1, 1))
-    written(tmp_path / "a", **{".hidden": b"", "rows.lock": b"", "cache-1.arrow": b""})
+    more = (".hidden", "rows.lock", "rows.tmp", "cache-1.arrow", "tmpab1_9xyz")
+    written(tmp_path / "a", **dict.fromkeys(more, b""))
     assert of_files(folder, {}) == before
+    written(tmp_path / "a", tmpdata=b"")
+    assert of_files(folder, {}) != before
     channel = of_files("training", {"SM_CHANNEL_TRAINING": folder})
     assert channel and channel == of_files("", {"SM_CHANNEL_TRAINING": folder})
 

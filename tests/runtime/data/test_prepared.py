@@ -54,6 +54,17 @@ def test_a_second_process_waits_for_the_first() -> None:
     assert sorted(built) == [False, False, True]
 
 
+def test_data_that_is_there_needs_no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock file is another user's, or the folder is read-only."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    assert build()
+    monkeypatch.setattr("filelock.FileLock.acquire", refuse)
+    assert not build()
+
+
 def test_a_folder_without_locks_ends_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def acquire(*_: object, **__: object) -> None:
         raise NotImplementedError  # as filelock does on a file system without locks

@@ -1,6 +1,7 @@
 """A fingerprint of the data's files, for a `Data` without one of its own."""
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -9,7 +10,9 @@ from smlightning.files import json_digest
 ENDS = 2**14  # bytes at the beginning and at the end of a file: the first and last rows of a table
 READ = 200  # files of which these bytes are read
 MOST = 100_000  # files whose names and sizes count
-CACHE = (".lock", ".tmp")  # endings of files that libraries write next to the data
+# Files that libraries write next to the data: locks, caches, and what Python's tempfile names, as
+# `datasets` does while a map of a saved data set runs (arrow_dataset.py of datasets 5.2).
+CACHE = re.compile(r".*\.(lock|tmp)|cache-.*|tmp[a-z0-9_]{8}")
 
 
 def of_files(dataset: str, environment: Mapping[str, str]) -> str:
@@ -47,8 +50,7 @@ def _files(path: Path) -> Iterator[Path]:
         folders[:] = sorted(name for name in folders if not name.startswith((".", "__")))
         for name in sorted(files):
             file = Path(folder, name)
-            is_data = not name.startswith((".", "cache-")) and not name.endswith(CACHE)
-            if is_data and file.is_file():
+            if not name.startswith(".") and not CACHE.fullmatch(name) and file.is_file():
                 yield file
 
 

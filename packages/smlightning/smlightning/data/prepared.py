@@ -43,6 +43,9 @@ def building(path: Path) -> Iterator[Path | None]:
     """
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # errors are raised, too
+    if path.exists():  # it is complete, and the file of the lock may be another user's
+        yield None
+        return
     folder = ensure_dir(path.parent) / f".{path.name}"
     with _locked(path):
         if path.exists():
