@@ -1,7 +1,8 @@
 """Attempts with small programs in place of the toolkit: output, time limits, signals."""
 
 import io
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import torch
 from rich.console import Console
 from small_rehearsal import script, small_plan, small_request, stranger
 
-from smlightning_sagemaker.rehearsal import attempts, faults, report
+from smlightning_sagemaker.rehearsal import attempts, faults, processes, report
+from smlightning_sagemaker.rehearsal.checks import PASSED, Check
 from smlightning_sagemaker.rehearsal.hosts import Host, create_hosts
 from smlightning_sagemaker.rehearsal.plan import LOSE_HOST, STOP_HOST, Fault, Plan
 
@@ -65,6 +67,48 @@ def test_the_requests_entry_point_sees_only_its_hosts_processes(
     [host], lines = play(small_plan(1, 1, request=request), "exit 9")
     folder = (host.base / "processes/self").resolve()
     assert lines == [(0, "INFO"), (0, str(folder))] and host.exit_code == 0
+
+
+def test_all_attempts_have_the_code_of_the_start(tmp_path: Path, monkeypatch) -> None:
+    """It is edited while the first of three runs."""
+    passed = [Check("ends-in-time", PASSED, "")]
+    for judge in ("judge", "judge_restart", "judge_interruption"):
+        monkeypatch.setattr(attempts.checks, judge, lambda *_: passed)
+    monkeypatch.setattr(attempts.sys, "executable", script(tmp_path / "toolkit", "exit 0"))
+    code = stranger(tmp_path / "code") / "train.py"
+    code.write_text("before")
+    ran: list[str] = []
+
+    def show(name: str, plan: Plan, hosts: Sequence[Host], lines: attempts.Lines) -> None:
+        code.write_text("after")
+        ran.extend((host.base / "code/train.py").read_text() for host in hosts)
+        for _ in lines:
+            pass
+
+    (tmp_path / "run").mkdir()
+    plan = replace(small_plan(2, 1, source=code.parent), fault=Fault(STOP_HOST, 1))
+    attempts.run_plan(plan, tmp_path / "run", show)
+    assert ran == ["before"] * 6
+
+
+def test_a_signal_while_processes_are_ended_comes_after_it(tmp_path: Path, monkeypatch) -> None:
+    received: list[int] = []
+
+    def of_run(_: Path) -> list[int]:
+        assert not received or signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
+        signal.raise_signal(signal.SIGTERM)
+        return []
+
+    monkeypatch.setattr(processes, "of_run", of_run)
+    before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
+    try:
+        processes.end_all(tmp_path)
+        assert received == [signal.SIGTERM]
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as it is after the first one
+        processes.end_all(tmp_path)
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN and len(received) == 1
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_each_line_of_a_log_is_shown_with_its_host(tmp_path: Path) -> None:

@@ -10,11 +10,17 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from smlightning_sagemaker.job import source_archive
 from smlightning_sagemaker.rehearsal import checks, evidence, faults, mpirun, processes
 from smlightning_sagemaker.rehearsal.checks import Check
 from smlightning_sagemaker.rehearsal.environment import container_environment
 from smlightning_sagemaker.rehearsal.evidence import Attempt
-from smlightning_sagemaker.rehearsal.hosts import Host, create_hosts, with_copied_channels
+from smlightning_sagemaker.rehearsal.hosts import (
+    NOT_COPIED,
+    Host,
+    create_hosts,
+    with_copied_channels,
+)
 from smlightning_sagemaker.rehearsal.plan import Plan
 
 TOOLKIT = "sagemaker_training.cli.train"  # the console script `train` of the container
@@ -28,7 +34,11 @@ Show = Callable[[str, Plan, Sequence[Host], Lines], None]
 
 
 def run_plan(plan: Plan, folder: Path, show: Show) -> tuple[Attempt, list[Check]]:
-    """Run the job as planned; the last attempt, and the verdicts in the order of the report."""
+    """Run the job as planned; the last attempt, and the verdicts in the order of the report.
+
+    All hosts of all attempts get the code as it is now: attempts take minutes, and files change.
+    """
+    plan = replace(plan, source=source_archive.copy(plan.source, folder / "source", NOT_COPIED))
     if plan.fault and plan.fault.interrupts:
         return run_interrupted(plan, folder, show)
     plan = with_copied_channels(plan, folder / "channels")
@@ -133,7 +143,8 @@ def look_at_hosts(plan: Plan, folder: Path, hosts: Sequence[Host], started: floa
         return False
     if plan.fault and plan.fault.interrupts:
         target = hosts[plan.fault.target]
-        due = not target.interrupted_at and faults.may_interrupt(plan.fault, folder, hosts)
+        is_running = target.exit_code is None and not target.interrupted_at
+        due = is_running and faults.may_interrupt(plan.fault, folder, hosts)
         if due and faults.interrupt(plan.fault, folder, hosts):
             target.interrupted_at = time.time()
     if time.time() > time_limit(plan, hosts, started):

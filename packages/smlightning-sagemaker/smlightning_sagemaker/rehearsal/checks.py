@@ -516,7 +516,8 @@ def ends_after_interruption(plan: Plan, attempt: Attempt) -> Conclusion:
         place = "step 2"
         if fault.kind == LOSE_HOST:
             place = "step 2 with a checkpoint (-- --checkpoint_steps 1 writes some)"
-        return Conclusion(FAILED, f"host {target.number} never reached {place}: {ended}")
+        detail = f"host {target.number} never reached {place}, or ended right after it: {ended}"
+        return Conclusion(FAILED, detail)
     if any(host.exit_code == 0 for host in attempt.hosts):
         return Conclusion(FAILED, f"a host succeeded in spite of the interruption: {ended}")
     return ended_in_time(attempt.hosts, target.interrupted_at)

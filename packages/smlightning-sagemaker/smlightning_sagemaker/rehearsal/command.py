@@ -83,7 +83,8 @@ def main(argv: Sequence[str]) -> int:
         print_error(unexpected(unknown[0], arguments))
         return 2
     for number in END_SIGNALS:
-        signal.signal(number, interrupt)
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup sets it for SIGHUP
+            signal.signal(number, interrupt)
     run: Path | None = None
     try:
         # Imported here, so that --help answers at once.

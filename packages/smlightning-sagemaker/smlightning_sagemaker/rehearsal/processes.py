@@ -49,8 +49,12 @@ def send(receivers: "Iterable[psutil.Process]", number: signal.Signals) -> None:
 
 
 def end_all(run: Path) -> None:
-    """End every process of the rehearsal; a second Ctrl-C does not cut this short."""
-    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in END_SIGNALS}
+    """End every process of the rehearsal; a signal that comes meanwhile is handled afterwards."""
+    received: list[int] = []
+    handled = [each for each in END_SIGNALS if signal.getsignal(each) != signal.SIG_IGN]
+    handlers = {
+        each: signal.signal(each, lambda number, _: received.append(number)) for each in handled
+    }
     for number in (signal.SIGTERM, signal.SIGKILL):
         send(of_run(run), number)
         deadline = time.monotonic() + PATIENCE
@@ -58,3 +62,5 @@ def end_all(run: Path) -> None:
             time.sleep(0.05)
     for ended_by, handler in handlers.items():
         signal.signal(ended_by, handler)
+    if received:
+        signal.raise_signal(received[0])
