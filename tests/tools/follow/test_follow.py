@@ -322,7 +322,8 @@ def test_a_missing_log_is_reported(aws, sent, capsys):
         assert sent.failure_reason in text and text.count("holds no line") == 1
 
 
-def test_why_reads_only_the_last_attempt(aws, sent, monkeypatch, capsys):
+@pytest.mark.parametrize("command", ["why", "follow"])
+def test_the_reason_is_of_the_last_attempt(aws, sent, monkeypatch, capsys, command):
     """An error of an earlier attempt is not the reason of the failure."""
     name = sent.training_job_name
     sent.training_job_status = sent.secondary_status = "Failed"
@@ -338,9 +339,28 @@ def test_why_reads_only_the_last_attempt(aws, sent, monkeypatch, capsys):
         return {"events": [] if "nextToken" in asked else events, "nextForwardToken": "end"}
 
     record(monkeypatch, DescribeLogStreams=lambda _: {"logStreams": streams}, GetLogEvents=page)
-    assert main(["why", name, "--region", REGION]) == 0
-    text = capsys.readouterr().out
+    assert main([command, name, "--region", REGION]) == int(command == "follow")
+    text = capsys.readouterr().out.partition("failed: ")[2]
     assert "rank 0 on algo-1" in text and "spot" not in text
+
+
+def test_the_first_failure_is_the_earliest_also_if_its_line_comes_late(aws, sent, monkeypatch):
+    name, screen = sent.training_job_name, console()
+    sent.training_job_status = sent.secondary_status = "Failed"
+    sent.failure_reason = "AlgorithmError: ExecuteUserScriptError: ExitCode 1"
+    log(aws, name, "algo-1", "error: connection closed by peer", at=500)
+    late = ("algo-2", "error: no data")
+    monkeypatch.setattr("time.sleep", lambda _: log(aws, name, *late, at=-5000))
+    follow.follow(name, REGION, console=screen)
+    assert "The last lines of algo-2, which failed first" in screen.file.getvalue()
+
+
+def test_a_log_that_comes_after_the_jobs_end_is_not_missed(aws, sent, monkeypatch):
+    name, screen = sent.training_job_name, console()
+    monkeypatch.setattr("time.sleep", lambda _: log(aws, name, "algo-1", "the only line"))
+    follow.follow(name, REGION, console=screen)
+    text = screen.file.getvalue()
+    assert "the only line" in text and "holds no line" not in text
 
 
 def test_lines_before_a_throttled_call_are_kept(aws, sent, monkeypatch):

@@ -39,6 +39,20 @@ def test_stop_stops_a_running_job(aws, sent, monkeypatch):
     assert "stop again" in jobs.stop(sent.training_job_name, REGION)
 
 
+def test_stop_of_a_job_that_ends_meanwhile_says_so(aws, sent, monkeypatch, capsys):
+    """AWS rejects StopTrainingJob of an ended job with a ValidationException."""
+    running, stopped = (described(aws, sent, each, "") for each in ("InProgress", "Stopped"))
+    answers = iter([running, stopped, running, running])
+    record(
+        monkeypatch,
+        DescribeTrainingJob=lambda _: next(answers),
+        StopTrainingJob=refusal("ValidationException", "StopTrainingJob"),
+    )
+    command = ["stop", sent.training_job_name, "--region", REGION]
+    assert main(command) == 0 and "has ended already" in capsys.readouterr().out
+    assert main(command) == 1 and "AWS rejects StopTrainingJob" in capsys.readouterr().err
+
+
 def described(aws, sent, status: str, pool: str, keep_alive_s: int = 600) -> dict[str, Any]:
     """DescribeTrainingJob's answer for a job with a warm pool; empty: without."""
     job = aws.client("sagemaker").describe_training_job(TrainingJobName=sent.training_job_name)

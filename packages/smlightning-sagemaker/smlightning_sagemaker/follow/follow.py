@@ -98,7 +98,11 @@ def follow(
             print_way_back(outcome.name, region, follower.console)
         raise
     report_ending(outcome, region, follower.console)
-    report_first_failure(outcome, follower.console)
+    if outcome.status == "Failed":
+        # Read again: what was followed has earlier attempts, too, and lines in order of arrival.
+        log = job_log.Log(name, aws.client("logs", region), last_attempt=True)
+        lines = log.new_lines()
+        report_first_failure(outcome.lines if log.problem else lines, follower.console)
     return outcome
 
 
@@ -123,17 +127,16 @@ class Follower:
         self.outcome.job = describe(self.outcome.name, self._sagemaker)
         self._print_transitions()
         self._read_log()
+        if had_ended and not self.outcome.lines and not self._log.problem:
+            self.console.print(no_log(self.outcome.name))
         self.ended = had_ended  # one look more: the log comes later than the status
 
     def _read_log(self) -> None:
         """Print new lines, or why they cannot be read."""
         self._print_lines(self._log.new_lines())
         problem, has_ended = self._log.problem, self.outcome.status in ENDED
-        if problem is None:
-            if has_ended and not self.outcome.lines:
-                self._print_once(no_log(self.outcome.name))
-            return
-        if has_ended or not aws.missing(problem):  # a log group comes with the first job's log
+        # A log group comes with the first job's log.
+        if problem and (has_ended or not aws.missing(problem)):
             self._print_once(f"{aws.explain(problem)}; the status is followed meanwhile")
 
     def _print_once(self, sentence: str) -> None:
@@ -190,7 +193,8 @@ def why(name: str, region: str) -> None:
         console.print(f"The log was not read to its end: {aws.explain(log.problem)}")
     elif not outcome.lines:
         console.print(no_log(name))
-    report_first_failure(outcome, console)
+    if outcome.status == "Failed":
+        report_first_failure(outcome.lines, console)
 
 
 def no_log(name: str) -> str:
@@ -273,14 +277,12 @@ def last_message(job: dict[str, Any]) -> str:
     return next(filter(None, reversed(messages)), "AWS gives no reason").rstrip(".")
 
 
-def report_first_failure(outcome: Outcome, console: Any) -> None:
+def report_first_failure(lines: list[Line], console: Any) -> None:
     """Print the last lines of the rank of a failed job that failed first."""
-    if outcome.status != "Failed":
-        return
-    who, lines = job_log.first_failure(outcome.lines)
-    if lines:
+    who, texts = job_log.first_failure(lines)
+    if texts:
         console.print(f"The last lines of {who}, which failed first:", style="bold")
-        for text in lines:
+        for text in texts:
             console.print(f"  {text}")
 
 

@@ -39,15 +39,25 @@ def stop(name: str, region: str) -> str:
     AWS ends a pool only after its job has ended
     (https://docs.aws.amazon.com/sagemaker/latest/dg/train-warm-pools-how-to-use.html).
     """
+    from botocore.exceptions import ClientError
+
     client = aws.client("sagemaker", region)
     job = describe(name, client)
+    if job["TrainingJobStatus"] not in ENDED:
+        try:
+            client.stop_training_job(TrainingJobName=name)
+        except ClientError:
+            job = describe(name, client)
+            if job["TrainingJobStatus"] not in ENDED:  # else it ended meanwhile
+                raise
+        else:
+            done = f"{name} is stopping; SageMaker gives it 120 s, and keeps model and checkpoints"
+            if job.get("ResourceConfig", {}).get(KEEP_ALIVE):
+                done += (
+                    "; to end its warm pool, which is billed, run stop again once it has stopped"
+                )
+            return done
     status = job["TrainingJobStatus"]
-    if status not in ENDED:
-        client.stop_training_job(TrainingJobName=name)
-        done = f"{name} is stopping; SageMaker gives it 120 s, and keeps model and checkpoints"
-        if job.get("ResourceConfig", {}).get(KEEP_ALIVE):
-            done += "; to end its warm pool, which is billed, run stop again once it has stopped"
-        return done
     if job.get("WarmPoolStatus", {}).get("Status") != "Available":
         return f"{name} has ended already: {status}"
     with aws.errors(f"the warm pool of {name} may be kept, and billed"):
