@@ -1,8 +1,11 @@
 """The cause of a job's end, from the ends of its ranks; the failure file; the exit status."""
 
 import errno
+import io
+import json
 import math
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,7 @@ import pytest
 from smlightning.cluster import ending
 from smlightning.cluster.ending import RankOutcome
 from smlightning.cluster.location import Cluster
-from smlightning.cluster.store import Ranks
+from smlightning.cluster.store import Ranks, RankStore
 from smlightning.errors import UserError
 
 THREE = Cluster(
@@ -54,6 +57,48 @@ def test_the_first_cause_wins_then_ranks_that_said_nothing(
 ) -> None:
     cause = ending._cause(LOST, THREE, {outcome.rank: outcome for outcome in found}, silent)
     assert cause.kind == kind and cause.problem.startswith(words), cause
+
+
+class Gone:
+    """A store that rank 0 takes with it."""
+
+    text = b""
+    is_gone = False
+
+    def check(self, keys: list[str]) -> bool:
+        if self.is_gone:
+            raise RuntimeError("Connection reset by peer")
+        return True
+
+    def get(self, key: str) -> bytes:
+        return self.text
+
+    def append(self, key: str, text: str) -> None:
+        self.check([key])
+
+
+@pytest.mark.parametrize(
+    ("read", "kind", "words"),
+    [
+        ([], ending.ClusterError, "rank 0 on host a exited without an error"),
+        ([FAILED], ending.ClusterError, "rank 0 on host a failed: ValueError: 7"),
+        ([RankOutcome(0, "lost"), RankOutcome(2, "failed", "7")], ending.ClusterError, "because 7"),
+        ([RankOutcome(0, "lost")], ending.ClusterError, "rank 2 on host c exited without"),
+        ([RankOutcome(each, "done") for each in (0, 2)], ending.ClusterError, "rank 0 on host a"),
+        ([STOPPED, RankOutcome(0, "lost")], ending.Stopped, "143"),
+    ],
+)
+def test_what_was_read_counts_once_the_store_is_gone(
+    read: list[RankOutcome], kind: type, words: str, failure: Path
+) -> None:
+    store = Gone()
+    store.text = "".join(f"{json.dumps(asdict(each))}\n" for each in read).encode()
+    ending.enter(Ranks(THREE, RankStore(store)))
+    ending.outcomes(RankStore(store))  # as the thread of watch.py does
+    store.is_gone = True
+    error = ending.end(RuntimeError("gloo: Connection closed by peer"))
+    assert type(error) is kind and words in str(error)
+    assert failure.exists() == (kind is not ending.Stopped)
 
 
 @pytest.fixture
@@ -103,14 +148,23 @@ def test_a_full_disk_hides_no_cause(failure: Path, monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_a_mistake_is_a_sentence_and_other_errors_keep_their_stack_trace(
-    error: BaseException, said: str, failure: Path, capsys: pytest.CaptureFixture[str]
+    error: BaseException, said: str, failure: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In one piece each, so that those of a host's ranks do not mix."""
+    pieces: list[str] = []
+
+    class Pieces(io.StringIO):
+        def write(self, text: str) -> int:
+            pieces.append(text)
+            return len(text)
+
     def job() -> None:
         raise error
 
+    monkeypatch.setattr("sys.stderr", Pieces())
     assert ending.run(job) == 1
-    printed = capsys.readouterr().err
-    assert printed.startswith(said) and failure.exists()
+    (printed,) = filter(None, pieces)
+    assert printed.startswith(said) and printed.endswith("\n") and failure.exists()
     assert ("Traceback" in printed) == isinstance(error, KeyError)
 
 

@@ -21,7 +21,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Literal, NoReturn
@@ -35,6 +35,7 @@ OUTCOMES = "outcomes"  # the key of the list
 CAUSES = ("failed", "hung", "stopped")
 POLL_SECONDS = 0.05  # how often a waiting rank looks at the store
 CAUSE_SECONDS = 5.0  # in which the other ranks report how they ended, after a failure
+STOP_SECONDS = 1.5  # the same after a stop: each rank looks once a second, and GRACE is 3 s
 LINGER_SECONDS = 0.5  # rank 0 may keep the store: it stays so long for the others to read it
 MOST_RANKS = 8  # in a sentence about a hang
 # The part of a step, by the innermost of these functions on the stack.
@@ -81,12 +82,14 @@ class _State:
         stopped_at: ``time.monotonic()`` when `Stopped` was raised.
         activity: what the main thread does, for a sentence about a hang.
         outer: code that is always on its stack, such as the entry file's.
+        found: outcomes by rank, as they were last read: the store may be gone when they are needed.
     """
 
     ranks: Ranks | None = None
     stopped_at: float = math.inf
     activity: str = "before training"
     outer: frozenset[CodeType] = frozenset()
+    found: Mapping[int, RankOutcome] = field(default_factory=dict)
 
 
 _state = _State()
@@ -119,6 +122,7 @@ def ranks() -> Ranks | None:
 def enter(ranks: Ranks) -> None:
     """A session begins."""
     _state.ranks = ranks
+    _state.found = {}
     _state.outer = frozenset(frame.f_code for frame in _frames())
 
 
@@ -132,13 +136,14 @@ def outcomes(store: RankStore) -> dict[int, RankOutcome]:
     found: dict[int, RankOutcome] = {}
     for values in store.appended(OUTCOMES):
         found.setdefault(values["rank"], RankOutcome(**values))
+    _state.found = found
     return found
 
 
 def publish(own: RankOutcome, store: RankStore) -> None:
     """Report this rank's outcome to the other ranks."""
     store.append(OUTCOMES, asdict(own))
-    if own.kind == "done":  # once all are, rank 0 leaves with the store: no question reaches it
+    if own.kind == "done":  # rank 0 may have left with the store, so reading it would fail
         return
     cause = first_cause(outcomes(store))
     if cause and cause.kind == "failed":  # at once: a launcher may end this process
@@ -174,11 +179,11 @@ def report(error: BaseException, status: int) -> int:
     own = _own_outcome(error)
     _write_failure(own)
     user_error = errors.as_user_error(error)
-    if user_error:
-        print(f"error: {user_error}", file=sys.stderr)
-    else:
-        print(f"error: {own}; its stack trace follows", file=sys.stderr)
-        traceback.print_exception(error)
+    text = f"error: {user_error}\n"
+    if not user_error:
+        trace = "".join(traceback.format_exception(error))
+        text = f"error: {own}; its stack trace follows\n{trace}"
+    print(text, end="", file=sys.stderr)  # in one piece: other ranks print theirs at the same time
     return status
 
 
@@ -226,7 +231,7 @@ def exit_now(own: RankOutcome) -> NoReturn:
         faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
     cause, ranks = own, _state.ranks
     if ranks and ranks.store:
-        found, seconds = _without_store(own, {}), CAUSE_SECONDS + 2 * LINGER_SECONDS
+        found, seconds = _without_store(own, ranks.cluster), CAUSE_SECONDS + 2 * LINGER_SECONDS
         # In a thread: a store on a frozen host does not answer.
         with contextlib.suppress(Exception):
             asking = ThreadPoolExecutor(1).submit(_ask, own, ranks.cluster, ranks.store)
@@ -296,9 +301,14 @@ def _ask(own: RankOutcome, cluster: Cluster, store: RankStore) -> _Found:
 
 
 def _wait(own: RankOutcome, cluster: Cluster, store: RankStore) -> _Found:
-    """Wait until all ranks have ended, for CAUSE_SECONDS at most; a stopped rank leaves at once."""
-    found: dict[int, RankOutcome] = {}
-    deadline = time.monotonic() + (0.0 if own.kind == "stopped" else CAUSE_SECONDS)
+    """Wait until all ranks have ended, for CAUSE_SECONDS at most.
+
+    A stopped rank leaves at once, but rank 0 waits for STOP_SECONDS: it may keep the store.
+    """
+    seconds = CAUSE_SECONDS
+    if own.kind == "stopped":
+        seconds = 0.0 if own.rank else STOP_SECONDS
+    deadline = time.monotonic() + seconds
     try:
         found = outcomes(store)
         while len(found) < cluster.world_size and time.monotonic() < deadline:
@@ -307,14 +317,19 @@ def _wait(own: RankOutcome, cluster: Cluster, store: RankStore) -> _Found:
         if own.rank == 0:
             time.sleep(LINGER_SECONDS)
     except RuntimeError:
-        return _without_store(own, found)
+        return _without_store(own, cluster)
     return found, [rank for rank in range(cluster.world_size) if rank not in found]
 
 
-def _without_store(own: RankOutcome, found: Mapping[int, RankOutcome]) -> _Found:
+def _without_store(own: RankOutcome, cluster: Cluster) -> _Found:
     """The outcomes known once the store does not answer: its host or process, rank 0, is gone."""
-    known = {**found, **({} if own.rank in found else {own.rank: own})}
-    return known, [] if 0 in known else [0]
+    known = {**_state.found}
+    known.setdefault(own.rank, own)
+    if 0 not in known:
+        return known, [0]
+    if first_cause(known):
+        return known, []
+    return known, [rank for rank in range(cluster.world_size) if rank not in known] or [0]
 
 
 def _cause(
@@ -441,7 +456,10 @@ def main_thread_location() -> str:
 def _frames() -> list[FrameType]:
     """Frames of the main thread, the innermost first; none once Python ends."""
     innermost = sys._current_frames().get(threading.main_thread().ident or 0)
-    return [frame for frame, _ in traceback.walk_stack(innermost)] if innermost else []
+    try:
+        return [frame for frame, _ in traceback.walk_stack(innermost)] if innermost else []
+    finally:
+        del innermost  # it may be this one: the cycle would keep all that is on the stack
 
 
 def _rank() -> int:
