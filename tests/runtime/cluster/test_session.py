@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ if os.environ["RANK"] == os.environ.get("ANOTHER_TORCH"):
     torch.__version__ = "1.0"
 from smlightning import errors
 from smlightning.cluster import ending, session
-ending.CAUSE_SECONDS, ending.LINGER_SECONDS = 3.0, 2.0  # a busy machine's processes may pause
+ending.CAUSE_SECONDS = 3.0
 if os.environ["RANK"] == os.environ.get("SILENT"):
     session._rank_info = lambda cluster: time.sleep(1000)
 started = time.monotonic()
@@ -185,7 +186,6 @@ from smlightning import errors
 from smlightning.cluster import ending, session, signals
 from smlightning.cluster.store import RankStore
 session.ARRIVAL_SECONDS = ending.CAUSE_SECONDS = 5.0
-ending.LINGER_SECONDS = 2.0  # a busy machine's processes may pause
 signals.install()
 def later(number):
     threading.Timer(0.5, os.kill, (os.getpid(), number)).start()
@@ -259,6 +259,73 @@ def test_ranks_end_together_and_know_the_cause(tmp_path: Path) -> None:
                 for word, text in zip(("saved", "ended"), said, strict=True)
             )
             assert ended > saved
+
+
+BUSY = """
+import os, signal, time
+import dist
+from smlightning.cluster import ending, exchange, signals, watch
+ending.STOP_SECONDS, watch.GRACE = 10.0, 20.0  # a busy machine's processes may pause
+signals.install()
+with dist.session() as cluster:
+    if cluster.rank == 0:
+        time.sleep({seconds})
+        os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(6)  # a model is read
+    exchange.from_rank_0("model", lambda: "read")
+"""
+
+
+def test_a_busy_rank_knows_that_rank_0_was_stopped(tmp_path: Path) -> None:
+    """Rank 0 leaves with the store, at several moments between two looks of the others at it."""
+    moments = (0.2, 0.4, 0.6, 0.8)
+    jobs = [
+        forked.start_ranks(BUSY.format(seconds=each), tmp_path / str(each), 2) for each in moments
+    ]
+    for job in jobs:
+        statuses, said = forked.wait_for_all(job, 100)
+        assert statuses == (143, 143), said
+
+
+SESSIONS = """
+import dist
+for number in range(3):
+    with dist.session() as cluster:
+        print("session", number, flush=True)
+"""
+
+
+def test_a_process_has_several_sessions(tmp_path: Path) -> None:
+    """As for cross-validation; rank 0 keeps the store, without torchrun."""
+    statuses, said = forked.wait_for_all(forked.start_ranks(SESSIONS, tmp_path, 2), 100)
+    assert statuses == (0, 0) and all("session 2" in text for text in said), said
+
+
+JOB = """
+import sys, time
+from pathlib import Path
+import dist
+with dist.session():
+    print("connected", flush=True)
+    while not Path(sys.argv[1]).exists():
+        time.sleep(0.1)
+"""
+
+
+def test_a_second_job_at_the_same_port_does_not_disturb_the_first(tmp_path: Path) -> None:
+    at = {"MASTER_PORT": str(free_port())}
+    end = tmp_path / "end"
+    first = forked.start_ranks(JOB, tmp_path / "first", 2, str(end), **at)
+    while not all(rank.log.exists() and "connected" in rank.log.read_text() for rank in first):
+        assert all(rank.process.is_alive() for rank in first)
+        time.sleep(0.1)
+    second = forked.start_ranks(JOB, tmp_path / "second", 3, str(end), **at)
+    statuses, said = forked.wait_for_all(second, 100)
+    assert statuses == (1, 1, 1) and "end the other program that uses this port" in said[0], said
+    assert all("they are another job's" in text for text in said[1:]), said
+    end.touch()
+    statuses, said = forked.wait_for_all(first, 100)
+    assert statuses == (0, 0), said
 
 
 LOSES_RANK_0 = """

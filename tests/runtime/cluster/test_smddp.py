@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 from smlightning_sagemaker import rehearsal
 
 CONTRACT = """
@@ -46,6 +47,33 @@ def test_the_stub_keeps_to_the_contract(tmp_path: Path) -> None:
     (tmp_path / "smdistributed").symlink_to(stubs / "smdistributed")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
     subprocess.run([sys.executable, "-c", CONTRACT], env=environment, check=True)
+
+
+PREPARES = """
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from pytorch_lightning import LightningDataModule, LightningModule
+import dist
+from smlightning.cluster import smddp
+class Data(LightningDataModule):
+    def prepare_data(self):
+        time.sleep(2)
+        Path({path!r}).touch()
+with dist.session() as cluster:
+    module = LightningModule()
+    module._trainer = SimpleNamespace(datamodule=Data())
+    ranks = SimpleNamespace(lightning_module=module, local_rank=cluster.rank, node_rank=0)
+    smddp.prepare_data_now(ranks)
+    assert Path({path!r}).exists()
+"""
+
+
+def test_all_ranks_wait_for_prepared_data_without_a_process_group(tmp_path: Path) -> None:
+    """The rendezvous of the group would end after half an hour."""
+    code = PREPARES.format(path=str(tmp_path / "prepared"))
+    statuses, said = forked.wait_for_all(forked.start_ranks(code, tmp_path / "run", 2), 100)
+    assert statuses == (0, 0), said
 
 
 def test_the_stub_is_not_found_outside_a_rehearsal() -> None:

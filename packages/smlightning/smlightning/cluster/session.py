@@ -28,9 +28,12 @@ from smlightning.cluster.exchange import LateRanks, difference, from_rank_0, to_
 from smlightning.cluster.location import Cluster, ClusterError, Machine, locate
 from smlightning.cluster.store import Ranks, RankStore
 
-ARRIVAL_SECONDS = 30.0  # in which the other ranks complete the job, after rank 0
+ARRIVAL_SECONDS = 300.0  # in which the other ranks complete the job, after rank 0
+STARTED = "started"  # the key that rank 0 sets once all ranks have connected
 
 _numbers = count()  # of the sessions in this process
+# By process, address and port: the sessions of a process share one, since rank 0 keeps its port.
+_stores: dict[tuple[int, str, int], torch.distributed.Store] = {}
 
 
 @cache
@@ -66,6 +69,7 @@ def session() -> Iterator[Cluster]:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
     except (Exception, SystemExit) as error:
+        _stores.clear()  # its keeper may be gone
         ended = ending.end(error)
         if ended is error:
             raise
@@ -97,10 +101,19 @@ def _connect(cluster: Cluster) -> Ranks:
         # torchrun's agent keeps the keys of earlier sessions and attempts.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         prefix = f"attempt-{attempt}/session-{next(_numbers)}"
-        opened = _open_store(cluster, seconds)
+        place = os.getpid(), cluster.main_address, cluster.main_port
+        if place not in _stores:
+            _stores[place] = _open_store(cluster, seconds)
+        store = RankStore(torch.distributed.PrefixStore(prefix, _stores[place]))
+        if store.has(STARTED):  # what this rank published would end that job
+            raise ClusterError(
+                f"the ranks at {cluster.main_address}:{cluster.main_port} have started without "
+                f"rank {cluster.rank} of this process: they are another job's, or it was restarted",
+                "set another MASTER_PORT for this job, or restart all of its ranks",
+            )
         ranks = Ranks(
             cluster,
-            RankStore(torch.distributed.PrefixStore(prefix, opened)),
+            store,
             functools.partial(_open_another, cluster, prefix),
         )
         ending.enter(ranks)
@@ -110,6 +123,8 @@ def _connect(cluster: Cluster) -> Ranks:
     # Rank 0 itself may wait so long for the others.
     found = from_rank_0("versions", lambda: _difference(cluster, infos), 2 * seconds)
     if cluster.rank == 0:
+        if ranks.store:
+            ranks.store.set(STARTED, True)
         versions = ", ".join(" ".join(pair) for pair in _versions().items())
         _print_table(infos)
         print(f"launcher: {cluster.launcher}; {versions}", flush=True)

@@ -9,6 +9,7 @@ from pytorch_lightning.strategies import ParallelStrategy
 from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import Tensor
 
+from smlightning.cluster import exchange
 from smlightning.cluster.strategies import ClusterStrategy
 
 
@@ -40,8 +41,8 @@ def prepare_data_now(strategy: ParallelStrategy) -> None:
     """Prepare data just before Lightning's data connector would, which then has nothing to do.
 
     The connector opens a gloo group when there is a group already and ``prepare_data`` is
-    overridden. Before the first run the other ranks wait in the rendezvous; in a later one,
-    ``test`` after ``fit``, the data is ready.
+    overridden. The other ranks wait at the ranks' store: the rendezvous of the group would end
+    after half an hour.
     """
     module = strategy.lightning_module
     assert module is not None
@@ -53,4 +54,4 @@ def prepare_data_now(strategy: ParallelStrategy) -> None:
         if strategy.local_rank == 0 and (owner.prepare_data_per_node or strategy.node_rank == 0):
             owner.prepare_data()
         owner.prepare_data = MethodType(base.prepare_data, owner)
-        strategy.barrier()
+        exchange.check_equal("prepared data", {})
