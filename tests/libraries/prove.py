@@ -145,7 +145,7 @@ def two_ranks(project: Project) -> str:
 
 
 def _trained(log: str) -> str:
-    if not re.search(r"^\S*test\S* \S+$", log, re.M):
+    if not re.search(r"^\S*test\S* (-?\d\S*|nan)$", log, re.M):
         raise Failed(sentence(log))
     return "yes"
 

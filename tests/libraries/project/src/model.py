@@ -30,7 +30,7 @@ class Model(Network):
         if os.environ.get("STOP_AT") == str(step) and self.trainer.global_rank == 0:
             started_by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
             os.kill(os.getppid() if started_by_torchrun else os.getpid(), signal.SIGTERM)
-            while not signals.requested():  # the other rank waits here, and is told, too
+            while not signals.requested():  # the other rank waits, and gets it, too
                 time.sleep(0.05)
 
     def on_train_end(self) -> None:
