@@ -301,6 +301,30 @@ def test_a_process_has_several_sessions(tmp_path: Path) -> None:
     assert statuses == (0, 0) and all("session 2" in text for text in said), said
 
 
+RANK_0_ENDS = """
+import os, sys, time
+import dist
+from smlightning import errors
+from smlightning.cluster import session
+for number in range(2):
+    try:
+        with dist.session() as cluster:
+            pass
+    except errors.UserError as error:
+        sys.exit(f"error: {error}")
+    if cluster.rank == 0:
+        sys.exit(3)
+    while session._answers("127.0.0.1", cluster.main_port):
+        time.sleep(0.1)
+    os.environ["DIST_CONNECT_SECONDS"] = "1"
+"""
+
+
+def test_a_later_session_without_rank_0_names_it(tmp_path: Path) -> None:
+    statuses, said = forked.wait_for_all(forked.start_ranks(RANK_0_ENDS, tmp_path, 2), 100)
+    assert statuses == (3, 1) and "rank 0 on host localhost did not connect" in said[1], said
+
+
 JOB = """
 import sys, time
 from pathlib import Path

@@ -69,7 +69,6 @@ def session() -> Iterator[Cluster]:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
     except (Exception, SystemExit) as error:
-        _stores.clear()  # its keeper may be gone
         ended = ending.end(error)
         if ended is error:
             raise
@@ -101,10 +100,8 @@ def _connect(cluster: Cluster) -> Ranks:
         # torchrun's agent keeps the keys of earlier sessions and attempts.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         prefix = f"attempt-{attempt}/session-{next(_numbers)}"
-        place = os.getpid(), cluster.main_address, cluster.main_port
-        if place not in _stores:
-            _stores[place] = _open_store(cluster, seconds)
-        store = RankStore(torch.distributed.PrefixStore(prefix, _stores[place]))
+        opened = _shared_store(cluster, seconds)
+        store = RankStore(torch.distributed.PrefixStore(prefix, opened))
         if store.has(STARTED):  # what this rank published would end that job
             raise ClusterError(
                 f"the ranks at {cluster.main_address}:{cluster.main_port} have started without "
@@ -199,6 +196,16 @@ def _print_table(infos: list[dict[str, str]]) -> None:
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
         print("  ".join(cells).rstrip())
+
+
+def _shared_store(cluster: Cluster, seconds: float) -> torch.distributed.Store:
+    """The store of this process's sessions, connected again if that connection has ended."""
+    place = os.getpid(), cluster.main_address, cluster.main_port
+    with contextlib.suppress(KeyError, RuntimeError):
+        _stores[place].check([STARTED])
+        return _stores[place]
+    _stores[place] = _open_store(cluster, seconds)
+    return _stores[place]
 
 
 def _open_store(cluster: Cluster, seconds: float) -> torch.distributed.Store:
