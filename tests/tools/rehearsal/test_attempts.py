@@ -1,6 +1,7 @@
 """Attempts with small programs in place of the toolkit: output, time limits, signals."""
 
 import io
+import os
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,7 +12,7 @@ import torch
 from rich.console import Console
 from small_rehearsal import script, small_plan, small_request, stranger
 
-from smlightning_sagemaker.rehearsal import attempts, faults, processes, report
+from smlightning_sagemaker.rehearsal import attempts, command, faults, processes, report
 from smlightning_sagemaker.rehearsal.checks import PASSED, Check
 from smlightning_sagemaker.rehearsal.hosts import Host, create_hosts
 from smlightning_sagemaker.rehearsal.plan import LOSE_HOST, STOP_HOST, Fault, Plan
@@ -109,6 +110,22 @@ def test_a_signal_while_processes_are_ended_comes_after_it(tmp_path: Path, monke
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN and len(received) == 1
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
+def test_under_nohup_a_closed_terminal_ends_nothing(tmp_path: Path) -> None:
+    """A script's shell has SIGINT ignored, too, for what runs in the background."""
+    ignored = (signal.SIGINT, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in processes.END_SIGNALS}
+    try:
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
+        assert command.main(["--job", str(tmp_path / "missing.toml")]) == 2
+        handlers = [signal.getsignal(number) for number in ignored]
+        assert handlers == [command.interrupt, signal.SIG_IGN]
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_each_line_of_a_log_is_shown_with_its_host(tmp_path: Path) -> None:

@@ -83,7 +83,8 @@ def main(argv: Sequence[str]) -> int:
         print_error(unexpected(unknown[0], arguments))
         return 2
     for number in END_SIGNALS:
-        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup sets it for SIGHUP
+        # nohup has SIGHUP ignored. A script's shell has SIGINT ignored for what runs behind it.
+        if number.name != "SIGHUP" or signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, interrupt)
     run: Path | None = None
     try:
